@@ -2,7 +2,7 @@
 
 modules := $(shell find . -mindepth 2 -name go.mod -exec dirname {} \;)
 
-.PHONY: test short race bench lint api python ts ci
+.PHONY: test short race bench lint api python ts elixir dist ci
 
 test: ; go test ./...
 short: ; go test -short ./...
@@ -21,4 +21,10 @@ python:
 # With Node 20 or later. What it needs is in ts/node_modules then.
 ts:
 	cd ts && npm install --no-audit --no-fund --loglevel=error && npm run --silent check && npm test
+# With Elixir 1.14 and erlang-jiffy or later.
+elixir:
+	go build -o $(or $(TMPDIR),/tmp)/turnstone-for-elixir ./cmd/turnstone
+	cd examples/elixir && mix format --check-formatted && TURNSTONE_COMMAND=$(or $(TMPDIR),/tmp)/turnstone-for-elixir elixir -r turnstone.ex -r hosts.ex hosts_test.exs
+# What a release has, in dist/: the command, wheels and npm packages for each system. After `make python ts`.
+dist: ; bash .ci/dist
 ci: ; bash .ci/run

@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -49,6 +48,10 @@ type Commit struct {
 	Leaf Ref `json:"leaf,omitzero"`
 	// Checkpoint sets parts; parts not mentioned carry over, at no cost.
 	Checkpoint map[string][]byte `json:"checkpoint,omitempty"`
+	// Stored sets parts to the contents of attachments, by their ids. The session has to have the attachment: one of its
+	// nodes refers to it, or it has uploaded or linked it. So a host can stream a large part, and need not send again what
+	// another session has. A content of more than MaxPart bytes is a *LimitError.
+	Stored map[string]blob.ID `json:"stored,omitempty"`
 	// Drop removes parts; one that is not there is no error.
 	Drop []string `json:"drop,omitempty"`
 	// Usage of this turn, by model.
@@ -59,9 +62,9 @@ type Commit struct {
 	// Tombstone hides nodes that were committed before, as Session.Tombstone does, if the commit stands. As with
 	// Records, the commit id does not cover it, and a turn that is repeated hides nothing.
 	Tombstone []graph.ID `json:"tombstone,omitempty"`
-	// Keep, if set, keeps the revision of the commit under this name, as Session.Keep does, but a name that is taken moves
-	// here: a branch is a name that moves with its commits. The commit id does not cover it, and a turn
-	// that is repeated moves no name.
+	// Keep, if set, keeps the revision of the commit under this name, as Session.Keep does. But a name that is in use
+	// moves to this revision: a branch is a name that moves with its commits. The commit id does not cover it, and a
+	// turn that is repeated moves no name.
 	Keep string `json:"keep,omitempty"`
 	// Records are changed if the commit stands, and not otherwise. They are not part of what the commit id
 	// covers, nor of what a repeated turn is compared by. So a turn that was committed before changes no
@@ -75,8 +78,8 @@ type NewNode struct {
 	// Commit.Nodes, and for the first one the leaf of the head.
 	Parent Ref    `json:"parent,omitzero"`
 	Kind   string `json:"kind"` // for example "user", "assistant", "tool_result"
-	// Key is the caller's name for the event, unique in the session's graph, which
-	// includes what a fork inherited; may be empty.
+	// Key is the caller's name for the event, unique on every path, which includes what a fork inherited: a node on
+	// another branch may have it, for example the message before it was edited. May be empty.
 	Key         string            `json:"key,omitempty"`
 	Payload     []byte            `json:"payload"` // opaque, returned byte for byte
 	Attachments []blob.Attachment `json:"attachments,omitempty"`
@@ -143,7 +146,7 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 	if err != nil {
 		return Result{}, stats[0], public(err)
 	}
-	s.committed(&r[0], &stats[0])
+	s.committed(c.Records, &r[0], &stats[0])
 	return resultOf(&r[0]), stats[0], nil
 }
 
@@ -170,9 +173,12 @@ func (s *Store) check(ctx context.Context, session string, c *Commit, recordsOnl
 }
 
 // committed tells those who watch the session of a commit, and seals in the background what is due.
-func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
+func (s *Session) committed(records []RecordChange, r *commit.Result, stats *commit.Stats) {
 	s.store.lifecycle.Telling.Store(stats.Tells)
 	s.store.changed(s.session.Inc)
+	if changesAny(records) {
+		s.store.recordsChanged(s.session.Inc)
+	}
 	if !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
 		s.sealLater()
 	}
@@ -181,10 +187,10 @@ func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
 // A SessionCommit is what [Store.CommitAll] commits to one session.
 type SessionCommit struct {
 	Session Persistence // a handle of the store that commits; nil with Create
-	// Create, if set, describes the session that the commit is to. If no session has that id, the call makes
-	// it, as Store.Create does. If one has, the call commits to it, and ignores the rest of Create.
-	// Result.Created tells which. The first commit of a fork goes on from the fork node, and the parent is forked
-	// as it was before the call. Only one Create of a call may have a Parent.
+	// Create, if set, describes the session to commit to. If no session has that id, the call makes it, as Store.Create
+	// does. If one has, the call commits to it, and ignores the rest of Create. Result.Created says whether the call
+	// made the session, which is at revision 0 with RecordsOnly. The first commit of a fork goes on from the fork node.
+	// The fork begins from the parent as it was before the call. Only one Create of a call may have a Parent.
 	Create *Request
 	// RecordsOnly makes no commit: the session stays at its revision, whatever that is, and only
 	// Commit.Records are changed. All else of the commit must be zero.
@@ -245,8 +251,14 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	out := make([]Result, len(rs))
 	for i := range rs {
 		out[i] = resultOf(&rs[i])
-		if !commits[i].RecordsOnly {
-			s.handleOf(&commits[i], &rs[i]).committed(&rs[i], &stats[i])
+		switch of := s.handleOf(&commits[i], &rs[i]); {
+		case !commits[i].RecordsOnly:
+			of.committed(commits[i].Records, &rs[i], &stats[i])
+		case rs[i].Created:
+			s.changed(head.Incarnation{})
+			s.recordsChanged(of.session.Inc)
+		case changesAny(commits[i].Records):
+			s.recordsChanged(of.session.Inc)
 		}
 	}
 	return out, stats, nil
@@ -312,8 +324,8 @@ func (s *Store) participant(c *SessionCommit, where string, p *commit.Participan
 		p.Session = of.session
 		return of.ID(), nil
 	}
-	if c.Session != nil || c.RecordsOnly {
-		return "", invalid(where, "it has Create, and a session or records only")
+	if c.Session != nil {
+		return "", invalid(where, "it has Create and a session")
 	}
 	r, err := c.Create.request()
 	if err != nil {
@@ -325,7 +337,7 @@ func (s *Store) participant(c *SessionCommit, where string, p *commit.Participan
 
 // recordsOnly reports whether all fields but Records are zero.
 func (c *Commit) recordsOnly() bool {
-	return c.Expected == 0 && c.Turn == "" && len(c.Nodes) == 0 && c.Leaf == (Ref{}) && len(c.Checkpoint) == 0 && len(c.Drop) == 0 && len(c.Usage) == 0 &&
+	return c.Expected == 0 && c.Turn == "" && len(c.Nodes) == 0 && c.Leaf == (Ref{}) && len(c.Checkpoint) == 0 && len(c.Stored) == 0 && len(c.Drop) == 0 && len(c.Usage) == 0 &&
 		len(c.Labels) == 0 && c.OnPath.IsZero() && len(c.Tombstone) == 0 && c.Keep == ""
 }
 
@@ -337,7 +349,7 @@ func (c *Commit) request() *commit.Request {
 	}
 	r := &commit.Request{
 		Expected: expected, OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
-		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage, Labels: c.Labels,
+		Checkpoint: c.Checkpoint, Stored: c.Stored, Drop: c.Drop, Usage: c.Usage, Labels: c.Labels,
 		Tombstone: c.Tombstone, Keep: c.Keep, Records: recordChanges(c.Records),
 	}
 	for i := range c.Nodes {
@@ -355,7 +367,7 @@ func (in *Commit) clone() *Commit {
 		n := &out.Nodes[i]
 		n.Payload, n.Attachments = bytes.Clone(n.Payload), slices.Clone(n.Attachments)
 	}
-	out.Checkpoint = maps.Clone(in.Checkpoint)
+	out.Checkpoint, out.Stored = maps.Clone(in.Checkpoint), maps.Clone(in.Stored)
 	for name, content := range out.Checkpoint {
 		out.Checkpoint[name] = bytes.Clone(content)
 	}
@@ -405,42 +417,22 @@ func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
 }
 
-// An Upload is an attachment that waits for a commit to refer to it.
-type Upload struct {
-	blob.Attachment           // as PutAttachment returned it last
-	Expires         time.Time `json:"expires"` // from then on the next collection removes it
-}
-
-// Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit
-// that refers to more than 1,000 uploads leaves the others here until they expire.
-func (s *Session) Uploads(ctx context.Context) ([]Upload, error) {
-	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Upload, error) {
-		if _, _, err := s.session.Head(ctx); err != nil {
-			return nil, err
-		}
-		granted, err := s.store.blobs.Granted(ctx, s.session.Inc)
+// LinkAttachment makes an attachment of another session of the store one that commits of this session may refer to, and
+// returns a reference with the same media type and name. No byte of it is read or stored again. After that it is what
+// PutAttachment has stored. If the session from does not have the attachment, the error is ErrBlobNotFound; if there is
+// no such session, it is ErrSessionNotFound.
+func (s *Session) LinkAttachment(ctx context.Context, from string, id blob.ID) (blob.Attachment, error) {
+	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (blob.Attachment, error) {
+		other, err := s.store.Session(ctx, from)
 		if err != nil {
-			return nil, err
+			return blob.Attachment{}, err
 		}
-		out := make([]Upload, len(granted))
-		for i, g := range granted {
-			out[i] = Upload{Attachment: g.Granted, Expires: g.Expires}
+		a, err := other.session.Attachment(ctx, id)
+		if err == nil {
+			err = s.store.commits.Link(ctx, s.session, a.Attachment)
 		}
-		return out, nil
-	}, func(all []Upload, o *Outcome) { o.Items = len(all) })
-}
-
-// ReadAttachment writes the content of an attachment of this session's nodes, or one that it has uploaded, to
-// w, with bounded memory, and returns its length. Another one is
-// ErrBlobNotFound, whether or not another session has it.
-// What was written before an error is not verified as a whole: discard it.
-func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error) {
-	if w == nil {
-		return 0, invalid("attachment", "the writer is nil")
-	}
-	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
-		return s.session.WriteAttachment(ctx, w, id)
-	}, func(n int64, o *Outcome) { o.Bytes = n })
+		return a.Attachment, public(err)
+	}, nil)
 }
 
 // MarshalJSON returns the id of the node for RefTo, the index for RefNew, "none" for RefNone, and null for the zero

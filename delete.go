@@ -74,20 +74,18 @@ type EraseOptions struct {
 // An Erasure is the receipt of Erase.
 type Erasure struct {
 	Vacuum *gc.VacuumReport `json:"vacuum"`
-	// HeldBy are the sessions that still show what was to be erased: attached
-	// forks, and for a node the session that they forked from. It goes when the
-	// last of them is erased, or tombstones it.
+	// HeldBy names the sessions that still show the erased content: attached forks, and for a node the session
+	// that they forked from. The content goes when the last of these sessions is erased or tombstones it.
 	HeldBy []string `json:"heldBy"`
-	// Gone are payloads, attachments and checkpoint parts that were stored as blobs
-	// and are not any more.
+	// Gone counts the payloads, attachments and checkpoint parts that were stored as blobs and no longer are.
 	Gone int `json:"gone"`
-	// Shared are those that are left because equal bytes belong to other sessions
-	// too, which SharedBy names.
+	// Shared counts those that are still stored because other sessions have equal bytes. SharedBy names these
+	// sessions.
 	Shared      int      `json:"shared"`
 	SharedBytes int64    `json:"sharedBytes"` // as they are stored
 	SharedBy    []string `json:"sharedBy"`
-	// Uploads are those that are left because an upload of equal bytes waits for a
-	// commit. They go when it expires, or its session is deleted.
+	// Uploads counts those that are still stored because an upload of equal bytes waits for a commit. They go
+	// when the upload expires or its session is deleted.
 	Uploads int `json:"uploads"`
 }
 
@@ -117,7 +115,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 	if err := policy.check(); err != nil {
 		return nil, err
 	}
-	if err := checkSessionID(id); err != nil {
+	if err := errors.Join(checkSessionID(id), checkPace("erasure", o.Pace)); err != nil {
 		return nil, err
 	}
 	var v *gc.VacuumReport
@@ -140,6 +138,9 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 // the rest; so does Vacuum.
 func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*Erasure, error) {
 	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := checkPace("erasure", o.Pace); err != nil {
 		return nil, err
 	}
 	var v *gc.VacuumReport

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
@@ -46,7 +48,7 @@ var (
 	ErrRecordConflict = commit.ErrRecordConflict
 	// ErrRecordNotFound: the session has no record of that key.
 	ErrRecordNotFound = session.ErrRecordNotFound
-	// ErrFeedOff: changes are not told. See Store.StartFeed.
+	// ErrFeedOff: the feed of changes is off. See Store.StartFeed.
 	ErrFeedOff = feed.ErrOff
 	// ErrCursorExpired: the changes after the cursor are not kept any more.
 	ErrCursorExpired = feed.ErrTrimmed
@@ -60,21 +62,20 @@ var (
 	ErrHasChildren = commit.ErrHasChildren
 	// ErrExists: Rename found a session under the new id, or Keep a revision under the name.
 	ErrExists = commit.ErrExists
-	// ErrOtherStore: where a store was to be copied to is another one.
+	// ErrOtherStore: the target of a copy holds another store.
 	ErrOtherStore = verify.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.
 	ErrUnfinishedCopy = session.ErrUnfinishedCopy
-	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
-	// the error matches. Open the store again if it matches engine.ErrClosed, and
-	// call again: a commit with the same turn id returns the result that stands.
+	// ErrOutcomeUnknown: the call may or may not have taken effect, whatever else the error matches. If the error
+	// matches engine.ErrClosed, open the store again. Then call again: if the first commit took effect, a commit
+	// with the same turn id returns its result.
 	ErrOutcomeUnknown = history.ErrOutcomeUnknown
-	// ErrIncomplete: a call that is no one atomic step has done a part of its work,
-	// which stands, whatever else the error matches. Calling again, or Vacuum after
-	// Erase, does the rest.
+	// ErrIncomplete: a call that is not one atomic step has done a part of its work. That part stays done, whatever
+	// else the error matches. Call again to do the rest; after Erase, Vacuum does the rest, too.
 	ErrIncomplete = history.ErrIncomplete
 )
 
-// A ConflictError says where the session stands instead. It matches ErrConflict.
+// A ConflictError says that the head is not where the commit expected it, and where it is. It matches ErrConflict.
 // Nothing of the commit was stored.
 type ConflictError struct {
 	Session  string        `json:"session"`
@@ -133,8 +134,8 @@ func invalid(where, reason string, args ...any) error {
 	return &InvalidError{Where: where, Reason: fmt.Sprintf(reason, args...)}
 }
 
-// public gives a typed error of an internal package its public type, also when the error is
-// wrapped to say that the outcome is unknown or the work incomplete, or which session it is about.
+// public gives a typed error of an internal package its public type. It also does so if another error wraps it, to
+// say that the outcome is unknown, that the work is incomplete, or which session it is about.
 func public(err error) error {
 	switch e := err.(type) {
 	case *commit.Conflict:
@@ -157,49 +158,80 @@ func public(err error) error {
 	return err
 }
 
-// ErrorType names the kind of an error with few, stable words, for metrics and
-// alerts: conflict, turn_conflict, record_conflict, not_found, pruned, exists, has_children,
-// limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
-// (the engine is), unavailable (its database is), or other. It is "" for nil.
-func ErrorType(err error) string {
-	if err == nil {
-		return ""
-	}
-	for _, k := range errorTypes {
-		if slices.ContainsFunc(k.targets, func(target error) bool { return errors.Is(err, target) }) {
-			return k.name
-		}
-	}
-	var corrupt *damage.CorruptError
-	if errors.As(err, &corrupt) {
-		return "corrupt"
-	}
-	return "other"
+// An ErrorKind is a kind of errors with a name that stays. The server, the command and the clients in Python and
+// TypeScript go by the same kinds.
+type ErrorKind struct {
+	// Name is the type of the problem by which the HTTP API tells of the error, error.type in metrics, and error_type
+	// in logs.
+	Name   string
+	Status int    // of the answer, as HTTP has it; from 500 on the caller is not the cause
+	Class  string // of the error in Python and TypeScript: "NotFound" is NotFoundError, "" their general Error
+	Err    error  // what errors of the kind match
+
+	engine error // what errors of an engine match that KindOf takes for the kind as well; or nil
 }
 
-// errorTypes has the kinds of errors. An error that matches several of them is of the first.
-var errorTypes = []struct {
-	name    string
-	targets []error
-}{
-	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
-	{"incomplete", []error{ErrIncomplete}},
-	{"corrupt", []error{engine.ErrCorrupt}},
-	{"conflict", []error{ErrConflict, engine.ErrConflict, ErrOtherStore}},
-	{"turn_conflict", []error{ErrTurnConflict}},
-	{"record_conflict", []error{ErrRecordConflict}},
-	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, ErrStoreNotFound, ErrRecordNotFound}},
-	{"pruned", []error{ErrRevisionPruned, ErrCursorExpired}},
-	{"exists", []error{ErrExists}},
-	{"feed_off", []error{ErrFeedOff}},
-	{"has_children", []error{ErrHasChildren}},
-	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
-	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
-	{"rejected", []error{ErrRejected}},
-	{"format", []error{damage.ErrFormat, engine.ErrNewer}},
-	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
-	{"no_space", []error{engine.ErrNoSpace}},
-	{"read_only", []error{engine.ErrReadOnly}},
-	{"closed", []error{engine.ErrClosed}},
-	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, ErrUnfinishedCopy}},
+// Has reports whether err is of the kind. It may be of others as well.
+func (k *ErrorKind) Has(err error) bool { return errors.Is(err, k.Err) }
+
+// KindOf returns the first of ErrorKinds that err is of. If it is of none, because an engine returned it and not a
+// store, KindOf returns the kind that a store would make of it. It is "other" for any other error, and the zero
+// ErrorKind for nil.
+func KindOf(err error) ErrorKind {
+	if err == nil {
+		return ErrorKind{}
+	}
+	i := slices.IndexFunc(errorKinds, func(k ErrorKind) bool { return k.Has(err) })
+	if i < 0 {
+		i = slices.IndexFunc(errorKinds, func(k ErrorKind) bool { return k.engine != nil && errors.Is(err, k.engine) })
+	}
+	if i < 0 {
+		return ErrorKind{Name: "other", Status: 500}
+	}
+	return errorKinds[i]
+}
+
+// ErrorKinds returns the kinds of errors. What an error leaves behind comes first.
+func ErrorKinds() []ErrorKind { return slices.Clone(errorKinds) }
+
+var errorKinds = []ErrorKind{
+	{"unknown-outcome", 500, "OutcomeUnknown", ErrOutcomeUnknown, engine.ErrUnknown},
+	{"incomplete", 500, "", ErrIncomplete, nil},
+	{"rejected", 422, "Invalid", ErrRejected, nil},
+	{"conflict", 409, "Conflict", ErrConflict, engine.ErrConflict},
+	{"turn-conflict", 409, "TurnConflict", ErrTurnConflict, nil},
+	{"record-conflict", 409, "RecordConflict", ErrRecordConflict, nil},
+	{"exists", 409, "Refused", ErrExists, nil},
+	{"has-children", 409, "Refused", ErrHasChildren, nil},
+	{"other-store", 409, "Refused", ErrOtherStore, nil},
+	{"session-deleted", 410, "SessionDeleted", ErrSessionDeleted, nil},
+	{"session-not-found", 404, "NotFound", ErrSessionNotFound, nil},
+	{"node-not-found", 404, "NotFound", ErrNodeNotFound, nil},
+	{"upload-expired", 409, "NotFound", ErrUploadExpired, nil},
+	{"blob-not-found", 404, "NotFound", ErrBlobNotFound, nil},
+	{"record-not-found", 404, "NotFound", ErrRecordNotFound, nil},
+	{"revision-not-found", 404, "NotFound", ErrRevisionNotFound, nil},
+	{"revision-pruned", 410, "NotFound", ErrRevisionPruned, nil},
+	{"store-not-found", 404, "NotFound", ErrStoreNotFound, nil},
+	{"feed-off", 409, "Refused", ErrFeedOff, nil},
+	{"cursor-expired", 410, "NotFound", ErrCursorExpired, nil},
+	{"limit", 422, "Invalid", ErrLimit, engine.ErrTooLarge},
+	{"invalid", 422, "Invalid", ErrInvalid, engine.ErrInvalid},
+	{"size", 422, "Invalid", blob.ErrSize, nil},
+	{"superseded", 409, "", gc.ErrSuperseded, nil},
+	{"unfinished-copy", 503, "Unavailable", ErrUnfinishedCopy, nil},
+	{"format", 500, "", damage.ErrFormat, engine.ErrNewer},
+	{"damaged", 500, "Damaged", damage.ErrDamaged, nil},
+	{"missing", 500, "Damaged", damage.ErrMissing, nil},
+	{"hash", 500, "Damaged", damage.ErrHash, nil},
+	{"checksum", 500, "Damaged", damage.ErrChecksum, nil},
+	{"malformed-record", 500, "Damaged", damage.ErrMalformed, nil},
+	{"corrupt", 500, "Damaged", engine.ErrCorrupt, nil},
+	{"no-space", 507, "", engine.ErrNoSpace, nil},
+	{"read-only", 403, "", engine.ErrReadOnly, nil},
+	{"locked", 503, "Unavailable", engine.ErrLocked, nil},
+	{"closed", 503, "Unavailable", engine.ErrClosed, nil},
+	{"unavailable", 503, "Unavailable", engine.ErrUnavailable, nil},
+	{"canceled", 503, "", context.Canceled, nil},
+	{"timeout", 504, "", context.DeadlineExceeded, nil},
 }

@@ -85,7 +85,7 @@ func ExampleStore_List() {
 	}
 	defer store.Close()
 	for id, group := range map[string]string{"one": "travel/ann", "two": "travel/bob", "three": "shop/ann"} {
-		if _, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}}); err != nil {
+		if _, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}); err != nil {
 			log.Fatal(err)
 		}
 	}

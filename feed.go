@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,11 +18,11 @@ import (
 
 // A Change is one change of a session, as the feed of its store tells of it.
 type Change struct {
-	Kind     ChangeKind    `json:"kind"`
-	Session  string        `json:"session,omitempty"` // the id that the session had then; empty if it was erased since
-	Of       string        `json:"of"`                // the session itself: it stays when the session is renamed, and differs when the id is given again
-	Revision head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
-	To       string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
+	Kind        ChangeKind    `json:"kind"`
+	Session     string        `json:"session,omitempty"` // the id that the session had then; empty if it was erased since
+	Incarnation string        `json:"incarnation"`       // the session itself: it stays when the session is renamed, and differs when the id is given again
+	Revision    head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
+	To          string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
 	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are
 	// each a nanosecond later than the one before.
 	Time   time.Time `json:"time"`
@@ -76,13 +77,13 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 // deletion, tombstone and change of metadata of all sessions, in one order. A commit then writes one small value more,
 // whichever process makes it. StartFeed writes to each session once. If the feed is on already, it only changes keep.
 //
-// A change is kept for the time keep, at least a second. That time begins when somebody reads the feed, or collects,
-// after the change. Then the next Store.GC removes it.
+// A change is kept for the time keep, at least a second. That time begins when somebody reads the feed, or runs a
+// collection, after the change. Then the next Store.GC removes it.
 //
-// An error that matches ErrIncomplete says that StartFeed was cut off. The next call, or Store.GC, goes on. If that
-// error wraps a *damage.CorruptError, the feed is on, but the heads of the sessions that the error names are damaged.
-// Nobody can commit to these sessions; the next call, or Store.GC, looks at them again. Once StartFeed has returned
-// without an error, no earlier call can end the feed or change keep.
+// An error that matches ErrIncomplete says that StartFeed was cut off. The next StartFeed or Store.GC goes on with its
+// work. If that error wraps a *damage.CorruptError, the feed is on, but the heads of the sessions that the error names
+// are damaged. Nobody can commit to these sessions; the next call, or Store.GC, looks at them again. Once StartFeed
+// has returned without an error, no earlier call can end the feed or change keep.
 func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -115,9 +116,9 @@ type Feed struct {
 	Keep  time.Duration `json:"keepNanoseconds"`
 }
 
-// Feed returns what the feed has: Watch after its End yields what changes from now on. Who keeps a view of all
-// sessions asks for the feed first, then reads the sessions, then watches after that End. The error is ErrFeedOff if
-// the feed is off.
+// Feed returns the state of the feed. Watch after its End yields the changes from now on. To keep a view of all
+// sessions, call Feed first, then read the sessions, then watch after that End. The error is ErrFeedOff if the feed is
+// off.
 func (s *Store) Feed(ctx context.Context) (Feed, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return Feed{}, err
@@ -168,7 +169,7 @@ func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool
 	}
 	poll := time.NewTicker(s.opts.PollEvery)
 	defer poll.Stop()
-	changed, stop := s.watching(head.Incarnation{})
+	changed, stop := s.watching(topic{})
 	defer stop()
 	for {
 		if _, _, err := s.advanceFeed(ctx); err != nil {
@@ -182,7 +183,7 @@ func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool
 			for _, c := range changes {
 				n = c.Number
 				if !yield(Change{
-					Kind: changeKinds[c.Kind], Session: c.Session, Of: hex.EncodeToString(c.Incarnation[:]), Revision: c.Revision,
+					Kind: changeKinds[c.Kind], Session: c.Session, Incarnation: hex.EncodeToString(c.Incarnation[:]), Revision: c.Revision,
 					To: c.To, Time: c.Time, Cursor: cursorOf(id, n),
 				}) {
 					return errEnough
@@ -223,7 +224,7 @@ func (s *Session) Watch(ctx context.Context, after head.Revision) iter.Seq2[LogE
 func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, yield func(LogEntry) bool) error {
 	poll := time.NewTicker(store.opts.PollEvery)
 	defer poll.Stop()
-	changed, stop := store.watching(s.session.Inc)
+	changed, stop := store.watching(topic{inc: s.session.Inc})
 	defer stop()
 	for {
 		for e, err := range s.Log(ctx, after) {
@@ -245,22 +246,47 @@ func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, 
 }
 
 // changed wakes those who watch a session, which has changed, and those who watch the store. While the feed is on, it
-// wakes those in other processes, too. With the zero incarnation it wakes only those who watch the store.
+// wakes those in other processes, too. With the zero incarnation it wakes only those who watch the store, or its
+// records.
 func (s *Store) changed(inc head.Incarnation) {
-	s.watched.tell(inc)
-	if s.notifier != nil && s.lifecycle.Telling.Load() {
-		s.notifier.Notify(string(s.topic(inc)))
+	s.tell(topic{inc: inc})
+	if inc == (head.Incarnation{}) {
+		s.watched.tell(topic{records: true})
 	}
 }
 
-// topic names a session in notifications: by its incarnation, after the namespace.
-func (s *Store) topic(inc head.Incarnation) []byte {
-	return hex.AppendEncode(nil, s.space.Life(inc))
+// recordsChanged is changed for those who watch records. It wakes those in other processes whether the feed is on or not:
+// who changes records alone does not look.
+func (s *Store) recordsChanged(inc head.Incarnation) { s.tell(topic{inc, true}) }
+
+func (s *Store) tell(t topic) {
+	s.watched.tell(t)
+	if s.notifier != nil && (t.records || s.lifecycle.Telling.Load()) {
+		s.notifier.Notify(s.textOf(t))
+	}
 }
 
-// watching begins to watch a session, as watched.add does, and returns what that returns. The first call also begins
+// A topic is what can be watched: the changes of a session, or of its records; with the zero incarnation, those of all.
+type topic struct {
+	inc     head.Incarnation
+	records bool
+}
+
+// ofRecords begins the text of topics of records.
+const ofRecords = "r"
+
+// textOf returns what a topic is called in notifications: its incarnation, after the namespace.
+func (s *Store) textOf(t topic) string {
+	text := hex.EncodeToString(s.space.Life(t.inc))
+	if t.records {
+		text = ofRecords + text
+	}
+	return text
+}
+
+// watching begins to watch a topic, as watched.add does, and returns what that returns. The first call also begins
 // to listen for the notifications of other processes, until the store is closed.
-func (s *Store) watching(inc head.Incarnation) (changed chan struct{}, stop func()) {
+func (s *Store) watching(t topic) (changed chan struct{}, stop func()) {
 	if s.notifier != nil {
 		s.listening.Do(func() {
 			s.run(func() {
@@ -271,55 +297,56 @@ func (s *Store) watching(inc head.Incarnation) (changed chan struct{}, stop func
 			})
 		})
 	}
-	return s.watched.add(inc)
+	return s.watched.add(t)
 }
 
-// heard wakes those who watch what another process has notified of. An empty topic says that notifications may have
+// heard wakes those who watch what another process has notified of. An empty text says that notifications may have
 // been lost: it wakes all.
-func (s *Store) heard(topic string) {
-	if topic == "" {
+func (s *Store) heard(text string) {
+	if text == "" {
 		s.watched.tellAll()
 		return
 	}
-	key, err := hex.DecodeString(topic)
+	text, records := strings.CutPrefix(text, ofRecords)
+	key, err := hex.DecodeString(text)
 	if _, fields, ok := s.space.Fields(key); err == nil && ok && bytes.Equal(key, s.space.Life(head.Incarnation(fields))) {
-		s.watched.tell(head.Incarnation(fields))
+		s.watched.tell(topic{head.Incarnation(fields), records})
 	}
 }
 
-// A watched says which sessions this store watches.
+// A watched says what this store watches.
 type watched struct {
 	mu sync.Mutex
-	by map[head.Incarnation]map[chan struct{}]bool
+	by map[topic]map[chan struct{}]bool
 }
 
-// add returns a channel that receives a value after each commit to a session, or, for the zero incarnation, after
-// each change of any session, until stop is called. One value may stand for several changes.
-func (w *watched) add(inc head.Incarnation) (changed chan struct{}, stop func()) {
+// add returns a channel that receives a value after each change that is of a topic, until stop is called. One value may
+// stand for several changes.
+func (w *watched) add(t topic) (changed chan struct{}, stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	changed = make(chan struct{}, 1)
 	if w.by == nil {
-		w.by = map[head.Incarnation]map[chan struct{}]bool{}
+		w.by = map[topic]map[chan struct{}]bool{}
 	}
-	if w.by[inc] == nil {
-		w.by[inc] = map[chan struct{}]bool{}
+	if w.by[t] == nil {
+		w.by[t] = map[chan struct{}]bool{}
 	}
-	w.by[inc][changed] = true
+	w.by[t][changed] = true
 	return changed, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if delete(w.by[inc], changed); len(w.by[inc]) == 0 {
-			delete(w.by, inc)
+		if delete(w.by[t], changed); len(w.by[t]) == 0 {
+			delete(w.by, t)
 		}
 	}
 }
 
-// tell wakes those who watch a session, and those who watch the store; with the zero incarnation, only the latter.
-func (w *watched) tell(inc head.Incarnation) {
+// tell wakes those who watch a topic, and those who watch the same of all sessions.
+func (w *watched) tell(t topic) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, of := range []head.Incarnation{inc, {}} {
+	for _, of := range []topic{t, {records: t.records}} {
 		for changed := range w.by[of] {
 			select {
 			case changed <- struct{}{}:
@@ -332,9 +359,9 @@ func (w *watched) tell(inc head.Incarnation) {
 // tellAll wakes all who watch anything.
 func (w *watched) tellAll() {
 	w.mu.Lock()
-	incs := slices.Collect(maps.Keys(w.by))
+	topics := slices.Collect(maps.Keys(w.by))
 	w.mu.Unlock()
-	for _, inc := range incs {
-		w.tell(inc)
+	for _, t := range topics {
+		w.tell(t)
 	}
 }

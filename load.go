@@ -95,7 +95,7 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (*State, error) { return s.load(ctx, l, scope) })
+		return history.Read(ctx, s.session, func(l *history.Lifecycles) (*State, error) { return s.load(ctx, l, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
@@ -175,10 +175,10 @@ func revisionAt(at head.Revision) *head.Revision {
 	return &at
 }
 
-// Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
-// history in memory. It ignores the Parts and Records of a scope. The nodes are those of the revision that the
-// head has when the sequence begins, except nodes that are tombstoned and vacuumed while it goes on. To yield
-// a path from its first node on, the store reads the path twice. The sequence ends with the first error.
+// Nodes yields the nodes that Load returns, one at a time. The history may have any length: Nodes holds only a
+// part of it in memory. It ignores the Parts and Records of a scope. The nodes are those of the revision that the
+// head has when the sequence begins, except nodes that are tombstoned and vacuumed while it goes on. To yield a
+// path from its first node on, the store reads the path twice. The sequence ends with the first error.
 func (s *Session) Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error] {
 	return func(yield func(Node, error) bool) {
 		_, err := s.usable(ctx)
@@ -204,7 +204,7 @@ func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool
 		return err
 	}
 	var w history.Walk
-	_, err := history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (_ struct{}, err error) {
+	_, err := history.Read(ctx, s.session, func(l *history.Lifecycles) (_ struct{}, err error) {
 		st, leaf, _, err := s.stateOf(ctx, l, scope)
 		if err == nil {
 			w = history.Walk{Last: st.Revision, After: scope.After, Leaf: leaf, All: scope.Full, Reverse: scope.Reverse}
@@ -257,7 +257,9 @@ func (s *Session) Checkpoint(ctx context.Context, at head.Revision) (map[string]
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return history.Retry(ctx, s.session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, revisionAt(at)) })
+		return history.Read(ctx, s.session, func(*history.Lifecycles) (map[string][]byte, error) {
+			return s.store.commits.Checkpoint(ctx, s.session, revisionAt(at))
+		})
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))
@@ -281,27 +283,28 @@ type Node struct {
 
 // Node returns one node by its id.
 func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (n history.Node, err error) {
-		n, _, err = s.session.Find(ctx, last, id)
+	return s.nodeRead(ctx, func(ctx context.Context, h *head.Head) (n history.Node, err error) {
+		n, _, err = s.session.Find(ctx, h.Revision, id)
 		return n, err
 	})
 }
 
-// NodeByKey returns the node that was committed with the caller's key.
+// NodeByKey returns the node that was committed with the caller's key. If several branches have one, it is that of the
+// active path, or else the newest.
 func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (history.Node, error) {
-		return s.session.NodeByKey(ctx, last, key)
+	return s.nodeRead(ctx, func(ctx context.Context, h *head.Head) (history.Node, error) {
+		return s.session.NodeByKey(ctx, h.Revision, h.Leaf, key)
 	})
 }
 
 // NodesByKey returns the nodes that were committed with the caller's keys, by key, from one read of the
-// session. What NodeByKey does not find is left out. There are at most MaxNodes keys.
+// session. It leaves out the keys that NodeByKey does not find. There are at most MaxNodes keys.
 func (s *Session) NodesByKey(ctx context.Context, keys ...string) (map[string]Node, error) {
 	if len(keys) > MaxNodes {
 		return nil, &LimitError{Limit: "keys", Where: "read", Have: int64(len(keys)), Max: MaxNodes}
 	}
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (map[string]Node, error) {
-		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (map[string]Node, error) {
+		return history.Read(ctx, s.session, func(l *history.Lifecycles) (map[string]Node, error) {
 			h, _, err := s.session.Head(ctx)
 			if err != nil {
 				return nil, err
@@ -311,15 +314,9 @@ func (s *Session) NodesByKey(ctx context.Context, keys ...string) (map[string]No
 				return nil, err
 			}
 			out := make(map[string]Node, len(keys))
-			var found []history.Node
-			for _, key := range slices.Compact(slices.Sorted(slices.Values(keys))) {
-				n, has, err := s.session.HasKey(ctx, h.Revision, key)
-				if err != nil {
-					return nil, err
-				}
-				if has {
-					found = append(found, n)
-				}
+			found, err := s.session.NodesByKey(ctx, h.Revision, h.Leaf, slices.Compact(slices.Sorted(slices.Values(keys)))...)
+			if err != nil {
+				return nil, err
 			}
 			shown, err := s.show(ctx, h.Revision, found, hidden)
 			for _, n := range shown {
@@ -331,14 +328,14 @@ func (s *Session) NodesByKey(ctx context.Context, keys ...string) (map[string]No
 }
 
 // nodeRead returns the node that find finds up to a revision, or ErrNodeNotFound if it is tombstoned.
-func (s *Session) nodeRead(ctx context.Context, find func(context.Context, head.Revision) (history.Node, error)) (Node, error) {
+func (s *Session) nodeRead(ctx context.Context, find func(context.Context, *head.Head) (history.Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (Node, error) {
+		return history.Read(ctx, s.session, func(l *history.Lifecycles) (Node, error) {
 			h, _, err := s.session.Head(ctx)
 			if err != nil {
 				return Node{}, err
 			}
-			n, err := find(ctx, h.Revision)
+			n, err := find(ctx, h)
 			if err != nil {
 				return Node{}, err
 			}

@@ -1,10 +1,8 @@
 package turnstone
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -109,7 +107,8 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 // branches that no retained revision leads to, everything of deleted sessions that no attached fork holds, and
 // versions of checkpoint parts that are kept only because later ones are deltas of them. It collects what that frees,
 // seals loose commits, and compresses again what was compressed for speed. For all of this it reads what has changed
-// since the last vacuum. Then it makes the engine give the space back: afterwards none of the removed bytes is in the store's files. It runs beside commits.
+// since the last vacuum. Then it makes the engine give the space back, unless o.NoCompaction says not to: afterwards none
+// of the removed bytes is in the store's files. It runs beside commits.
 func (s *Store) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
 	r, _, err := vacuum(ctx, s, nil, o)
 	return r, err
@@ -140,7 +139,7 @@ func vacuum(ctx context.Context, on callee, only *Session, o gc.VacuumOptions) (
 		}
 		defer done()
 		var r *gc.VacuumReport
-		r, unfinished, err = s.collector().Vacuum(ctx, gc.Pass{Session: inc, Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext})
+		r, unfinished, err = s.collector().Vacuum(ctx, gc.Pass{Session: inc, Progress: o.Progress, Pace: o.Pace, NoCompaction: o.NoCompaction, Seal: s.sealNext})
 		for _, inc := range unfinished {
 			about, aerr := s.histories.About(ctx, inc)
 			if aerr == nil && about != nil {
@@ -166,7 +165,8 @@ type MaintainOptions struct {
 	// Pace is the part of its time that a collection works, as in gc.Options;
 	// default 0.25.
 	Pace float64
-	// Prune is what each collection prunes before. Its default prunes the sessions that have a retention of their own.
+	// Prune says what to prune before each collection. Its default prunes the sessions that have a retention of their
+	// own.
 	Prune gc.PruneOptions
 	// Report, if set, is called after every run, from the goroutine of
 	// maintenance. v is nil after a collection, gc after a vacuum. It must not
@@ -175,8 +175,8 @@ type MaintainOptions struct {
 }
 
 // Maintain prunes and collects in the background, and vacuums if asked to, until
-// stop is called or the store is closed; both wait for it to end. What a run
-// could not do the next one does. Without Report, errors go to Options.Logger.
+// stop is called or the store is closed; both wait for it to end. The next run does what a run could not do. Without
+// Report, errors go to Options.Logger.
 func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if _, err := s.usable(context.Background()); err != nil {
 		return nil, err
@@ -320,13 +320,15 @@ type VerifyOptions struct {
 
 // A Verification is what Verify found.
 type Verification struct {
-	Sessions, Commits, Nodes int
-	Blobs                    int // stored
-	Unreferenced             int // blobs that nothing refers to: garbage, no damage
-	Condemned                int // blobs that a collector was about to delete
-	Records                  int // all records, each with its checksum checked
-	Problems                 []error
-	More                     int // problems beyond the first 1,000
+	Sessions     int     `json:"sessions"`
+	Commits      int     `json:"commits"`
+	Nodes        int     `json:"nodes"`
+	Blobs        int     `json:"blobs"`        // stored
+	Unreferenced int     `json:"unreferenced"` // blobs that nothing refers to: garbage, no damage
+	Condemned    int     `json:"condemned"`    // blobs that a collector was about to delete
+	Records      int     `json:"records"`      // all records, each with its checksum checked
+	Problems     []error `json:"-"`
+	More         int     `json:"more"` // problems beyond the first 1,000
 }
 
 // OK reports whether nothing is wrong.
@@ -349,36 +351,6 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, err
 			out.Err = v.Problems[0]
 		}
 	})
-}
-
-// Retention says how many of a session's latest revisions can be read as they
-// were. 0 leaves it to Prune; a session's own number comes before that of gc.PruneOptions. The
-// nodes of the active path are never dropped by it: what goes is checkpoints that
-// only older revisions have, and side branches that only they lead to and that no
-// revision kept by name shows.
-type Retention uint64
-
-// KeepAll retains every revision.
-const KeepAll = ^Retention(0)
-
-// MarshalJSON returns a number, or "all" for KeepAll, which is beyond the integers that all readers of JSON have.
-func (r Retention) MarshalJSON() ([]byte, error) {
-	if r == KeepAll {
-		return []byte(`"all"`), nil
-	}
-	return json.Marshal(uint64(r))
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (r *Retention) UnmarshalJSON(text []byte) error {
-	if bytes.Equal(text, []byte(`"all"`)) {
-		*r = KeepAll
-		return nil
-	}
-	if err := json.Unmarshal(text, (*uint64)(r)); err != nil {
-		return fmt.Errorf("%.80s is no retention: want a number, or \"all\"", text)
-	}
-	return nil
 }
 
 // Prune applies retention to all sessions: it moves their floors, below which revisions are ErrRevisionPruned at
@@ -405,7 +377,7 @@ func checkPrune(where string, o *gc.PruneOptions) error {
 // Prune retains the last keep revisions of the session, and those kept by name;
 // older ones are ErrRevisionPruned from now on. The floor never moves back. It
 // reports whether it moved.
-func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
+func (s *Session) Prune(ctx context.Context, keep head.Retention) (moved bool, err error) {
 	if _, err := s.usable(ctx); err != nil {
 		return false, err
 	}
@@ -432,7 +404,7 @@ func (s *Session) Keep(ctx context.Context, name string, r head.Revision) error 
 	return public(s.store.lifecycle.Keep(ctx, s.session, name, r))
 }
 
-// Release ends Keep. A name that stands for nothing is no error.
+// Release undoes Keep. A name that keeps no revision is no error.
 func (s *Session) Release(ctx context.Context, name string) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -445,7 +417,7 @@ func (s *Session) Kept(ctx context.Context) ([]head.Kept, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) ([]head.Kept, error) {
+	return history.Read(ctx, s.session, func(l *history.Lifecycles) ([]head.Kept, error) {
 		refs, err := head.ReadKept(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
 		slices.SortFunc(refs, func(a, b head.Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err

@@ -145,10 +145,10 @@ func tellNodes(nodes []Node, o *Outcome) {
 	}
 }
 
-// LogObserver logs operations with their duration: those that succeed at debug
-// level, what others caused (conflicts, refused requests, cancelled contexts) at
-// info, failures at warn. Operations of the engine are left out.
-// A nil logger logs nothing.
+// LogObserver logs operations with their duration. It logs a success at debug level. It
+// logs an error that a caller caused (a conflict, a refused request, a cancelled context)
+// at info, and any other failure at warn. Operations of the engine are left out. A nil
+// logger logs nothing.
 func LogObserver(l *slog.Logger) Observer {
 	if l == nil {
 		l = slog.New(slog.DiscardHandler)
@@ -191,11 +191,11 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 		}
 		if o.Err != nil {
 			level = slog.LevelWarn
-			switch ErrorType(o.Err) {
-			case "conflict", "turn_conflict", "record_conflict", "not_found", "pruned", "exists", "has_children", "limit", "invalid", "rejected", "canceled":
+			kind := KindOf(o.Err)
+			if kind.Status < 500 && kind.Name != "read-only" || kind.Name == "canceled" || kind.Name == "timeout" {
 				level = slog.LevelInfo
 			}
-			attrs = append(attrs, slog.String("error_type", ErrorType(o.Err)), slog.Any("error", o.Err))
+			attrs = append(attrs, slog.String("error_type", kind.Name), slog.Any("error", o.Err))
 		}
 		l.log.LogAttrs(ctx, level, "turnstone", attrs...)
 	}

@@ -1,7 +1,9 @@
 package turnstone
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/commit"
 )
 
 // Options of Open. Nil and the zero value mean the defaults.
@@ -53,8 +56,9 @@ type Options struct {
 	// UploadTTL is how long an attachment that no commit refers to yet is kept.
 	// Default 24 hours.
 	UploadTTL time.Duration
-	// PollEvery is how often Watch looks for what other stores and processes have
-	// committed. Default half a second. On PostgreSQL, while the feed is on, Watch hears of it at once.
+	// PollEvery is how often Watch and WatchRecords look for what other stores and processes have
+	// changed. Default half a second. On PostgreSQL WatchRecords hears of it at once, and Watch while the
+	// feed is on.
 	PollEvery time.Duration
 	// TakeOverAfter is how long a collection or vacuum of another process or store may
 	// show no progress before one of this store takes it over: the other process was
@@ -106,6 +110,8 @@ const (
 	MaxText           = 4096     // bytes of a name, and of a working directory
 	MaxGroup          = 512      // bytes of a session's group, UTF-8
 	MaxGroupDepth     = 8        // names in a group
+	MaxCustom         = 16 << 10 // bytes of Metadata.Custom
+	MaxCustomLevels   = 64       // arrays and objects of Metadata.Custom within each other
 	MaxLabels         = 64       // labels of a session and of a commit
 	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
 	MaxCommitLabel    = 4096     // bytes of the value of a commit's label
@@ -114,6 +120,7 @@ const (
 	MaxRecord         = 64 << 10 // bytes of a record's value
 	MaxRecords        = 256      // records that a commit or a call of ChangeRecords changes, and of Scope.Records
 	MaxPage           = 1000     // sessions of a page of List, records of a page of Records
+	MaxWatchedRecords = 10_000   // records that a call of WatchRecords watches
 	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
@@ -123,8 +130,8 @@ const (
 	MaxCommitBytes = 1792 << 10
 	// MaxCommitWrites is how many values of the engine a commit may write: two for each record, two for each
 	// attachment, one for each tombstone, two or more for each payload that is stored apart and each
-	// checkpoint part that is new, two for each label, group and parent of the
-	// session, and about five.
+	// checkpoint part that is new, three for each label, group and parent of the
+	// session, and about six.
 	MaxCommitWrites = 10_000
 	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
 	// compression: texts, payloads that are not stored apart, 160 bytes a node, 64 an
@@ -139,7 +146,7 @@ type checker struct {
 	index int    // the number of the node or entry that is checked, from 1; 0 if there is only one
 }
 
-// at says what is checked from now on.
+// at sets what the checks after it are about.
 func (c *checker) at(of string, index int) { c.of, c.index = of, index }
 
 func (c *checker) where() string {
@@ -180,8 +187,15 @@ func checkSessionID(id string) error {
 	return c.err
 }
 
-func checkMetadata(m *Metadata) error {
+// CheckMetadata returns m as a session stores it, Custom in one form and times in UTC, or the error with which
+// Session.SaveMetadata refuses it or the fields to empty.
+func CheckMetadata(m head.Metadata, empty ...head.Field) (head.Metadata, error) {
 	c := checker{of: "metadata"}
+	for _, f := range empty {
+		if !f.Known() {
+			c.invalid("no field is called %q", string(f))
+		}
+	}
 	c.text("name", m.Name, 0, MaxText)
 	c.text("model", m.Model, 0, MaxModel)
 	c.text("cwd", m.Cwd, 0, MaxText)
@@ -191,7 +205,64 @@ func checkMetadata(m *Metadata) error {
 		c.text("label name", k, 1, MaxLabel)
 		c.text("label value", v, 0, MaxLabel)
 	}
-	return c.err
+	m.Custom = c.custom(m.Custom)
+	m.HostCreated = c.time("hostCreated", m.HostCreated)
+	m.HostUpdated = c.time("hostUpdated", m.HostUpdated)
+	return m, c.err
+}
+
+// custom checks a JSON value, and returns it as it is stored. Null is none.
+func (c *checker) custom(value []byte) []byte {
+	c.limit("custom bytes", len(value), MaxCustom)
+	if c.err != nil || len(value) == 0 {
+		return nil
+	}
+	var v any
+	in := json.NewDecoder(bytes.NewReader(value))
+	in.UseNumber() // as it is written, however large
+	if err := in.Decode(&v); err != nil || !json.Valid(value) || !utf8.Valid(value) {
+		c.invalid("custom is no JSON in UTF-8")
+		return nil
+	}
+	c.limit("levels of custom", levels(v), MaxCustomLevels)
+	if c.err != nil || v == nil {
+		return nil
+	}
+	var out bytes.Buffer
+	to := json.NewEncoder(&out)
+	to.SetEscapeHTML(false)
+	_ = to.Encode(v) // what was decoded can be encoded
+	c.limit("custom bytes", out.Len()-1, MaxCustom)
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+}
+
+// levels returns how many arrays and objects of a JSON value are within each other.
+func levels(v any) (n int) {
+	switch v := v.(type) {
+	case []any:
+		for _, of := range v {
+			n = max(n, levels(of))
+		}
+	case map[string]any:
+		for _, of := range v {
+			n = max(n, levels(of))
+		}
+	default:
+		return 0
+	}
+	return n + 1
+}
+
+// time checks a time, and returns it as it is stored.
+func (c *checker) time(what string, t time.Time) time.Time {
+	if t.IsZero() {
+		return time.Time{}
+	}
+	if t.Unix() < 0 || t.Year() > 2261 {
+		c.invalid("%s is %v, not between 1970 and 2262", what, t)
+		return t
+	}
+	return time.Unix(0, t.UnixNano()).UTC()
 }
 
 // group checks a group: names between slashes, or nothing.
@@ -240,7 +311,7 @@ func (in *Commit) Check() error {
 	c := checker{of: "commit"}
 	c.text("turn id", in.Turn, 0, MaxTurnID)
 	c.limit("nodes", len(in.Nodes), MaxNodes)
-	c.limit("checkpoint parts", len(in.Checkpoint), MaxParts)
+	c.limit("checkpoint parts", len(in.Checkpoint)+len(in.Stored), MaxParts)
 	c.limit("dropped parts", len(in.Drop), MaxParts)
 	c.limit("usage entries", len(in.Usage), MaxModels)
 	if c.err != nil {
@@ -262,8 +333,10 @@ func (in *Commit) Check() error {
 			}
 		}
 		if n.Key != "" {
-			if first, dup := keys[n.Key]; dup {
-				c.invalid("has the event key of node %d", first)
+			if _, dup := keys[n.Key]; dup {
+				if first, found := in.keyBefore(i); found {
+					c.invalid("has the event key of node %d", first)
+				}
 			}
 			if keys == nil {
 				keys = make(map[string]int, len(in.Nodes))
@@ -271,7 +344,7 @@ func (in *Commit) Check() error {
 			keys[n.Key] = i
 		}
 	}
-	if len(in.Checkpoint) > 0 || len(in.Drop) > 0 {
+	if len(in.Checkpoint) > 0 || len(in.Stored) > 0 || len(in.Drop) > 0 {
 		c.checkpoint(in)
 	}
 	for i, u := range in.Usage {
@@ -295,6 +368,23 @@ func (in *Commit) Check() error {
 	return c.err
 }
 
+// keyBefore returns the number of the new node before the i-th one on its path that has its event key.
+func (in *Commit) keyBefore(i int) (first int, found bool) {
+	for at := i; ; {
+		switch p := in.Nodes[at].Parent.ref; {
+		case p.Kind == commit.RefNew && p.Index >= 0 && p.Index < at:
+			at = p.Index
+		case p == (commit.Ref{}) && at > 0:
+			at--
+		default:
+			return 0, false
+		}
+		if in.Nodes[at].Key == in.Nodes[i].Key {
+			return at, true
+		}
+	}
+}
+
 func (c *checker) checkpoint(in *Commit) {
 	for _, name := range slices.Sorted(maps.Keys(in.Checkpoint)) {
 		c.at("checkpoint", 0)
@@ -302,10 +392,31 @@ func (c *checker) checkpoint(in *Commit) {
 		c.at("checkpoint part "+name, 0)
 		c.limit("bytes", len(in.Checkpoint[name]), MaxPart)
 	}
+	if len(in.Stored) > 0 {
+		c.stored(in)
+	}
 	for _, name := range in.Drop {
+		c.at("drop", 0)
+		c.text("part name", name, 0, MaxPartName)
+		c.at("checkpoint part "+name, 0)
+		_, set := in.Checkpoint[name]
+		if _, stored := in.Stored[name]; set || stored {
+			c.invalid("is both set and dropped")
+		}
+	}
+}
+
+// stored checks the parts whose contents are stored already.
+func (c *checker) stored(in *Commit) {
+	for _, name := range slices.Sorted(maps.Keys(in.Stored)) {
+		c.at("checkpoint", 0)
+		c.text("part name", name, 1, MaxPartName)
 		c.at("checkpoint part "+name, 0)
 		if _, set := in.Checkpoint[name]; set {
-			c.invalid("is both set and dropped")
+			c.invalid("is set twice")
+		}
+		if in.Stored[name].IsZero() {
+			c.invalid("has no id")
 		}
 	}
 }

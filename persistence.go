@@ -33,8 +33,8 @@
 // # Beside the history
 //
 // A [Record] is a small value that a session has under a key: it changes in the batch of a commit, with other
-// sessions, or alone, and packages lease, queue and draft are built on records. [Session.Watch] follows the commits
-// of a session, and [Store.Watch] the changes of all of them.
+// sessions, or alone. Packages lease, queue, draft and effect are built on records. [Session.Watch] follows the
+// commits of a session, and [Store.Watch] the changes of all sessions.
 //
 // # Reclaiming
 //
@@ -113,12 +113,17 @@ type Reader interface {
 	Record(ctx context.Context, key string) (Record, error)
 	// Records lists records in the order of their keys.
 	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
+	// WatchRecords yields the records whose keys begin with prefix, and the changes of them that come.
+	WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error]
 	// Log yields the commits after a revision, up to the head.
 	Log(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
 	// Watch yields the commits after a revision, and those that come.
 	Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
 	// Uploads returns the attachments that wait for a commit to refer to them.
 	Uploads(ctx context.Context) ([]Upload, error)
+	// Attachment returns what is known of an attachment, and Attachments all that the nodes have.
+	Attachment(ctx context.Context, id blob.ID) (Attached, error)
+	Attachments(ctx context.Context) ([]Attached, error)
 	// ReadAttachment writes an attachment of this session to w.
 	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
 }
@@ -130,7 +135,7 @@ type Committer interface {
 	// ChangeRecords sets, deletes and checks records, all or none, without a commit.
 	ChangeRecords(ctx context.Context, changes ...RecordChange) ([]RecordVersion, error)
 	// SaveMetadata empties fields and then merges m; it moves no revision.
-	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
+	SaveMetadata(ctx context.Context, m head.Metadata, empty ...head.Field) error
 	// Tombstone soft-deletes nodes.
 	Tombstone(ctx context.Context, ids ...graph.ID) error
 	// Keep keeps a revision under a name, and Release ends that.
@@ -142,6 +147,8 @@ type Committer interface {
 	Delete(ctx context.Context, policy ChildPolicy) error
 	// PutAttachment stores bytes for a commit to refer to.
 	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error)
+	// LinkAttachment takes an attachment of another session over, without its bytes.
+	LinkAttachment(ctx context.Context, from string, id blob.ID) (blob.Attachment, error)
 }
 
 // A Maintainer reclaims what one session let go of. See Persistence.
@@ -150,6 +157,29 @@ type Maintainer interface {
 	GC(ctx context.Context, o gc.Options) (*gc.Report, error)
 	// Vacuum removes the content of tombstoned nodes from the store's files.
 	Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error)
+	// Prune retains the last revisions, and those that are kept by name.
+	Prune(ctx context.Context, keep head.Retention) (moved bool, err error)
+	// Erase tombstones nodes and removes their content from the store's files.
+	Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*Erasure, error)
+	// Seal makes segments of loose commits.
+	Seal(ctx context.Context) error
+}
+
+// An Operator looks after all sessions of a Factory. The factories of a store and of package client are operators; a
+// host's own need not be one.
+type Operator interface {
+	// Stats says what there is, and what it takes.
+	Stats(ctx context.Context) (*Stats, error)
+	// Verify checks every hash, link, checksum and reference.
+	Verify(ctx context.Context, o VerifyOptions) (*Verification, error)
+	// Prune applies retention to all sessions.
+	Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, error)
+	// Erase deletes the session that has an id now, and removes what it alone had from the store's files.
+	Erase(ctx context.Context, id string, policy ChildPolicy, o EraseOptions) (*Erasure, error)
+	// Seal makes segments of loose commits.
+	Seal(ctx context.Context) error
+	// Upgrade raises the format to the newest one.
+	Upgrade(ctx context.Context) (*Upgraded, error)
 }
 
 // A Factory makes a Persistence for each session on demand: a host has one Factory, and
@@ -165,6 +195,8 @@ type Factory interface {
 	List(ctx context.Context, o ListOptions) (Page, error)
 	// Records lists records of all sessions, in the order of their keys.
 	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
+	// WatchRecords yields records of all sessions, and the changes of them that come.
+	WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error]
 	// StartFeed turns the feed of changes on, and StopFeed off.
 	StartFeed(ctx context.Context, keep time.Duration) error
 	StopFeed(ctx context.Context) error
@@ -179,7 +211,10 @@ type Factory interface {
 	Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error)
 }
 
-var _ Persistence = (*Session)(nil)
+var (
+	_ Persistence = (*Session)(nil)
+	_ Operator    = (*Store)(nil)
+)
 
 // Factory returns the store as a Factory, for code that also works on other
 // implementations.

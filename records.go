@@ -1,9 +1,15 @@
 package turnstone
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"iter"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone/head"
@@ -12,7 +18,7 @@ import (
 )
 
 // A Record is a small value that a session has under a key, beside its history: state that is not
-// a turn, an entry of a queue, a lease. It is of no revision, and a fork does not have it.
+// a turn, an entry of a queue, a lease. It belongs to no revision, and a fork does not get it.
 type Record struct {
 	Session string        `json:"session"` // the session's id
 	Key     string        `json:"key"`
@@ -171,10 +177,11 @@ func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error
 	})
 }
 
-// Records lists records of all sessions, for example of a queue that has an entry in each of many: in
-// the byte order of keys, and those of equal keys in an order that stays. It leaves out keys that
-// begin with a dot. A page reads what it has, however many sessions there are. It may have fewer
-// records than the limit although there is a next one: when sessions were deleted, or after about a megabyte.
+// Records lists records of all sessions, for example of a queue that has an entry in each of many sessions. It
+// lists them in the byte order of keys. Records with equal keys have a stable order. It leaves out keys that
+// begin with a dot. A page costs only the reads of its own records, however many sessions there are. It may have
+// fewer records than the limit although there is a next one: when sessions were deleted, or after about a
+// megabyte.
 func (s *Store) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
 	return listRecords(ctx, s, "", q, func(ctx context.Context, q session.RecordQuery) (*session.RecordPage, error) {
 		return session.RecordsOfStore(ctx, s.histories, q)
@@ -203,6 +210,211 @@ func listRecords(ctx context.Context, on callee, session string, q RecordQuery, 
 			o.Bytes += int64(len(p.Records[i].Value))
 		}
 	})
+}
+
+// A RecordUpdate is what a watch of records has seen.
+type RecordUpdate struct {
+	// Records are those that were set since the values before, as they stand now, and those that were deleted, which
+	// have the version NoRecord and no value.
+	Records []Record `json:"records,omitempty"`
+	// Anew says that the watch begins with this value, or had to begin again: what came before is void. All that stands
+	// comes with this value and the next ones, up to the first without More.
+	Anew bool `json:"anew,omitzero"`
+	// More says that the rest comes with the next value.
+	More bool `json:"more,omitzero"`
+}
+
+// WatchRecords yields the records of the session whose keys begin with prefix, and then the changes of them that come:
+// those that this store makes at once, those of others within Options.PollEvery. The first value comes at once, also if
+// there is no record. Of several changes of one record the last one may be all that is seen. A value has about a
+// megabyte at most.
+//
+// At each change of any record of the session, and every Options.PollEvery, WatchRecords lists the records of the prefix;
+// it remembers the version of each. So the prefix should be as long as it can be, and more than MaxWatchedRecords are a
+// *LimitError.
+//
+// The sequence ends with the first error: that of ctx, or ErrSessionDeleted when the session was deleted or renamed.
+func (s *Session) WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error] {
+	return func(yield func(RecordUpdate, error) bool) {
+		store, err := s.usable(ctx)
+		if err == nil {
+			err = store.watchRecords(ctx, topic{s.session.Inc, true}, &recordWatch{prefix: prefix, list: s.Records, yield: yield})
+		}
+		if !errors.Is(err, errEnough) {
+			yield(RecordUpdate{}, err)
+		}
+	}
+}
+
+// WatchRecords is Session.WatchRecords for the records of all sessions that Records lists.
+func (s *Store) WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error] {
+	return func(yield func(RecordUpdate, error) bool) {
+		store, err := s.usable(ctx)
+		if err == nil {
+			err = store.watchRecords(ctx, topic{records: true}, &recordWatch{prefix: prefix, list: s.Records, yield: yield})
+		}
+		if !errors.Is(err, errEnough) {
+			yield(RecordUpdate{}, err)
+		}
+	}
+}
+
+// watchRecords looks again and again, until it fails or the caller has enough.
+func (s *Store) watchRecords(ctx context.Context, t topic, w *recordWatch) error {
+	poll := time.NewTicker(s.opts.PollEvery)
+	defer poll.Stop()
+	changed, stop := s.watching(t)
+	defer stop()
+	for w.anew, w.known = true, map[recordID]RecordVersion{}; ; {
+		if err := w.look(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-poll.C:
+		}
+	}
+}
+
+// A recordWatch tells its caller what has changed of the records with a prefix.
+type recordWatch struct {
+	prefix string
+	list   func(context.Context, RecordQuery) (RecordPage, error)
+	yield  func(RecordUpdate, error) bool
+
+	anew  bool // nothing was told yet
+	known map[recordID]RecordVersion
+	held  []Record // that are told when it is known whether more comes
+}
+
+// A recordID names a record of the store.
+type recordID struct{ session, key string }
+
+// look lists the records, page by page, and tells of those that are not of the versions known, and of those that are
+// gone.
+func (w *recordWatch) look(ctx context.Context) error {
+	gone := maps.Clone(w.known)
+	for q := (RecordQuery{Prefix: w.prefix, Limit: MaxPage}); ; {
+		page, err := w.list(ctx, q)
+		if err != nil {
+			return err
+		}
+		var set []Record
+		for _, r := range page.Records {
+			id := recordID{r.Session, r.Key}
+			if w.known[id] != r.Version {
+				set = append(set, r)
+			}
+			w.known[id] = r.Version
+			delete(gone, id)
+		}
+		if n := len(w.known) - len(gone); n > MaxWatchedRecords {
+			return &LimitError{Limit: "watched records", Have: int64(n), Max: MaxWatchedRecords}
+		}
+		if err := w.tell(set); err != nil {
+			return err
+		}
+		if q.After = page.Next; q.After == "" {
+			break
+		}
+	}
+	var deleted []Record
+	for id := range gone {
+		deleted = append(deleted, Record{Session: id.session, Key: id.key, Version: NoRecord})
+		delete(w.known, id)
+	}
+	slices.SortFunc(deleted, func(a, b Record) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Session, b.Session))
+	})
+	for part := range slices.Chunk(deleted, MaxPage) {
+		if err := w.tell(part); err != nil {
+			return err
+		}
+	}
+	if len(w.held) == 0 && !w.anew {
+		return nil
+	}
+	return w.send(false)
+}
+
+// tell sends what it was told before, if there is more.
+func (w *recordWatch) tell(records []Record) (err error) {
+	if len(records) > 0 && len(w.held) > 0 {
+		err = w.send(true)
+	}
+	w.held = append(w.held, records...)
+	return err
+}
+
+func (w *recordWatch) send(more bool) error {
+	u := RecordUpdate{Records: w.held, Anew: w.anew, More: more}
+	w.anew, w.held = false, nil
+	if !w.yield(u, nil) {
+		return errEnough
+	}
+	return nil
+}
+
+// A RecordWatcher is a Persistence or a Factory.
+type RecordWatcher interface {
+	WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error]
+}
+
+// AwaitRecords calls look until it is done or fails: at once, whenever a record of s whose key begins with prefix has
+// changed, and after the time again, if look returns one. If ctx ends first, or the watch fails, the error is that one.
+// If there are more than MaxWatchedRecords, AwaitRecords calls look every second.
+func AwaitRecords(ctx context.Context, s RecordWatcher, prefix string, look func(ctx context.Context) (done bool, again time.Duration, err error)) error {
+	if done, _, err := look(ctx); done || err != nil { // mostly there is nothing to wait for
+		return err
+	}
+	watching, cancel := context.WithCancel(ctx)
+	changed, ended := make(chan struct{}, 1), make(chan error, 1)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		for _, err := range s.WatchRecords(watching, prefix) {
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case changed <- struct{}{}:
+			default: // It has not looked yet.
+			}
+		}
+	})
+	var every time.Duration
+	for timer := (<-chan time.Time)(nil); ; {
+		select {
+		case <-changed:
+		case err := <-ended:
+			if !errors.Is(err, ErrLimit) {
+				return err
+			}
+			every = time.Second
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer:
+		}
+		done, again, err := look(ctx)
+		if done || err != nil {
+			return err
+		}
+		if every > 0 && (again == 0 || again > every) {
+			again = every
+		}
+		if timer = nil; again > 0 {
+			timer = time.After(again)
+		}
+	}
+}
+
+// changesAny reports whether changes are more than checks.
+func changesAny(changes []RecordChange) bool {
+	return slices.ContainsFunc(changes, func(c RecordChange) bool { return c.Action != CheckRecord })
 }
 
 func (q *RecordQuery) query() (session.RecordQuery, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -12,15 +13,14 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Info is what is known of a session without reading its history.
 type Info struct {
-	ID string `json:"id"`
-	Of string `json:"of"` // the session itself, as in Change
-	Metadata
+	ID          string `json:"id"`
+	Incarnation string `json:"incarnation"` // the session itself, as in Change
+	head.Metadata
 	Summary  bool      `json:"summary,omitzero"` // as in Request
 	Parent   string    `json:"parent,omitempty"` // its id now; empty if the session has none, or it was deleted
 	ForkNode graph.ID  `json:"forkNode,omitzero"`
@@ -31,7 +31,8 @@ type Info struct {
 	Revision head.Revision `json:"revision"`
 	Leaf     graph.ID      `json:"leaf,omitzero"` // zero before the first node
 	Commit   head.CommitID `json:"commit,omitzero"`
-	Nodes    uint64        `json:"nodes"`           // added by this session itself, tombstoned ones included
+	Messages uint64        `json:"messages"`        // nodes on the path to the leaf, inherited and tombstoned ones included
+	Nodes    uint64        `json:"nodes"`           // added by this session itself, tombstoned ones and those of other branches included
 	Bytes    uint64        `json:"bytes"`           // of their payloads
 	Usage    []head.Usage  `json:"usage,omitempty"` // totals by model
 }
@@ -61,19 +62,19 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	return s.handle(h, st), nil
 }
 
-// SessionOf returns a handle on the session whose Info.Of, or Change.Of, is of, whatever its id
-// is by now, or ErrSessionNotFound.
-func (s *Store) SessionOf(ctx context.Context, of string) (*Session, error) {
+// SessionByIncarnation returns a handle on the session that Info.Incarnation or Change.Incarnation names, whatever its
+// id is by now, or ErrSessionNotFound.
+func (s *Store) SessionByIncarnation(ctx context.Context, incarnation string) (*Session, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
 	var inc head.Incarnation
-	if b, err := hex.DecodeString(of); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
-		return nil, invalid("session", "%.80q is no Info.Of", of)
+	if b, err := hex.DecodeString(incarnation); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
+		return nil, invalid("session", "%.80q is no Info.Incarnation", incarnation)
 	}
 	ses, err := s.byIncarnation(ctx, inc)
 	if err == nil && ses == nil {
-		err = fmt.Errorf("%w: %s", ErrSessionNotFound, of)
+		err = fmt.Errorf("%w: %s", ErrSessionNotFound, incarnation)
 	}
 	return ses, err
 }
@@ -120,7 +121,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	about, err := s.session.DecodeMetadata(vs[0])
+	about, err := s.session.DecodeAbout(vs[0])
 	if err != nil {
 		return Info{}, err
 	}
@@ -137,47 +138,36 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
-func info(a *head.Metadata, h *head.Head) Info {
-	i := Info{
-		ID: a.ID, Of: hex.EncodeToString(a.Incarnation[:]),
-		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Group: a.Group, Labels: a.Labels, Retention: Retention(a.Keep)},
+func info(a *head.About, h *head.Head) Info {
+	return Info{
+		ID: a.ID, Incarnation: hex.EncodeToString(a.Incarnation[:]),
+		Metadata: a.Metadata,
 		ForkNode: a.ForkNode, Detached: a.Detached, Summary: a.Summary,
-		Created: a.Created, Updated: a.Updated,
-		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
+		Created: a.Created, Updated: a.LastUpdate(h),
+		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Messages: h.Depth, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
 	}
-	if h.Time.After(i.Updated) {
-		i.Updated = h.Time
-	}
-	return i
 }
 
-// SaveMetadata empties the fields that are to be unset, and then merges m into the
-// session's metadata: empty fields of m, and labels that it does not mention, stay
-// as they are, and a label with an empty value is removed. It moves no revision and
-// never makes a commit fail.
-func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error {
+// SaveMetadata empties the fields in empty, and then merges m into the session's metadata. Fields that are empty in m,
+// and labels that m does not mention, stay as they are. A label with an empty value is removed. It moves no revision
+// and never makes a commit fail. It sets Info.Updated, also if nothing else changes: without m and fields, it says that
+// the host has used the session.
+func (s *Session) SaveMetadata(ctx context.Context, m head.Metadata, empty ...head.Field) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
-	if err := checkMetadata(&m); err != nil {
+	change, err := CheckMetadata(m, empty...)
+	if err != nil {
 		return err
 	}
-	about := head.Metadata{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Group: m.Group, Keep: uint64(m.Retention), Labels: m.Labels}
-	fields := make([]commit.Field, len(empty))
-	for i, f := range empty {
-		if err := f.Check(); err != nil {
-			return err
-		}
-		fields[i] = commit.Field(f)
-	}
 	defer s.store.changed(head.Incarnation{})
-	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
+	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &change, empty))
 }
 
 // Rename gives the session another id, atomically: lists, reads and commits see it under one
 // or the other, and its children have it as their parent under the new id. All handles of the
-// session, this one included, get ErrSessionDeleted then: open it under the new id. A session
-// that exists under that id is ErrExists.
+// session, this one included, get ErrSessionDeleted then: open it under the new id. If another session has that id, the
+// error matches ErrExists.
 func (s *Session) Rename(ctx context.Context, to string) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -187,27 +177,6 @@ func (s *Session) Rename(ctx context.Context, to string) error {
 	}
 	defer s.store.changed(head.Incarnation{})
 	return s.store.lifecycle.Rename(ctx, s.session, to)
-}
-
-// A Field names a field of Metadata, for SaveMetadata to unset.
-type Field string
-
-// The fields of Metadata.
-const (
-	FieldName      Field = "name"
-	FieldModel     Field = "model"
-	FieldCwd       Field = "cwd"
-	FieldGroup     Field = "group"
-	FieldRetention Field = "retention"
-	FieldLabels    Field = "labels" // all of them
-)
-
-// Check returns an *InvalidError if f names no field.
-func (f Field) Check() error {
-	if slices.Contains(commit.Fields, commit.Field(f)) {
-		return nil
-	}
-	return invalid("metadata", "no field is called %q", string(f))
 }
 
 // Tombstone soft-deletes nodes in this session: no read shows them from now on,
@@ -279,4 +248,76 @@ func (s *Session) usable(ctx context.Context) (*Store, error) {
 		return nil, invalid("session", "it is no handle that a store returned")
 	}
 	return s.store.usable(ctx)
+}
+
+// An Upload is an attachment that waits for a commit to refer to it.
+type Upload struct {
+	blob.Attachment           // as PutAttachment returned it last
+	Expires         time.Time `json:"expires"` // from then on the next collection removes it
+}
+
+// Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit
+// that refers to more than 1,000 uploads leaves the others here until they expire.
+func (s *Session) Uploads(ctx context.Context) ([]Upload, error) {
+	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Upload, error) {
+		if _, _, err := s.session.Head(ctx); err != nil {
+			return nil, err
+		}
+		granted, err := s.store.blobs.Granted(ctx, s.session.Inc)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]Upload, len(granted))
+		for i, g := range granted {
+			out[i] = Upload{Attachment: g.Granted, Expires: g.Expires}
+		}
+		return out, nil
+	}, func(all []Upload, o *Outcome) { o.Items = len(all) })
+}
+
+// ReadAttachment writes the content of an attachment of this session's nodes, or one that it has uploaded, to
+// w, with bounded memory, and returns its length. Another one is
+// ErrBlobNotFound, whether or not another session has it.
+// What was written before an error is not verified as a whole: discard it.
+func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error) {
+	if w == nil {
+		return 0, invalid("attachment", "the writer is nil")
+	}
+	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
+		return s.session.WriteAttachment(ctx, w, id)
+	}, func(n int64, o *Outcome) { o.Bytes = n })
+}
+
+// An Attached is an attachment that a session has, or may refer to.
+type Attached struct {
+	blob.Attachment
+	// Node is the first node of the session itself that has it, or else of its nearest ancestor that has it; zero if none
+	// has.
+	Node      graph.ID      `json:"node,omitzero"`
+	Revision  head.Revision `json:"revision,omitzero"`  // of that node
+	Inherited bool          `json:"inherited,omitzero"` // an ancestor added that node
+	Time      time.Time     `json:"time,omitzero"`      // when that was committed
+	Expires   time.Time     `json:"expires,omitzero"`   // of an Upload that it is as well; Attachments leaves it out
+}
+
+// Attachment returns what is known of an attachment that ReadAttachment reads, without reading it. Another one is
+// ErrBlobNotFound.
+func (s *Session) Attachment(ctx context.Context, id blob.ID) (Attached, error) {
+	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (Attached, error) {
+		a, err := s.session.Attachment(ctx, id)
+		return Attached(a), err
+	}, nil)
+}
+
+// Attachments returns the attachments of the session's nodes, tombstoned and inherited ones included, in the order of
+// the times of Attached.Node. It reads each of these nodes.
+func (s *Session) Attachments(ctx context.Context) ([]Attached, error) {
+	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Attached, error) {
+		all, err := s.session.Attachments(ctx)
+		out := make([]Attached, len(all))
+		for i := range all {
+			out[i] = Attached(all[i])
+		}
+		return out, err
+	}, func(all []Attached, o *Outcome) { o.Items = len(all) })
 }

@@ -98,7 +98,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
 		Store: s.histories, Bases: commit.NewBases(shares.Bases), Met: commit.NewMet(shares.Met), Recent: commit.NewRecent(shares.Recent), Inline: s.opts.InlineBytes,
-		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
+		Limits: commit.Limits{Part: MaxPart, Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
 	s.lifecycle = &commit.Lifecycle{Store: s.commits, Limits: commit.LifecycleLimits{Ancestors: head.MaxAncestors, Labels: MaxLabels}}
@@ -147,24 +147,10 @@ func (s *Store) random(b []byte) {
 // now is the time that records get: whole nanoseconds, UTC, no monotonic clock.
 func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).UTC() }
 
-// Metadata is what a host may say of a session at any time: see
-// Session.SaveMetadata. No label has an empty value.
-type Metadata struct {
-	Name  string `json:"name,omitempty"` // for people
-	Model string `json:"model,omitempty"`
-	Cwd   string `json:"cwd,omitempty"` // working directory
-	// Group is the directory that the session is in: up to MaxGroupDepth names between slashes, for
-	// example "app/user". A name that may contain a slash has to be escaped.
-	Group  string            `json:"group,omitempty"`
-	Labels map[string]string `json:"labels,omitempty"` // a name that begins with a dot is not indexed: a list by it reads all sessions
-	// Retention of this session, before that of a prune; 0 is none of its own.
-	Retention Retention `json:"retention,omitzero"`
-}
-
 // A Request asks for a new session.
 type Request struct {
 	ID string `json:"id"` // the caller's; unique in the namespace
-	Metadata
+	head.Metadata
 	// Summary says that the session summarises others, for hosts that keep such sessions apart.
 	Summary bool `json:"summary,omitzero"`
 	// Parent is the id of the session that this one belongs to or forks from.
@@ -173,8 +159,8 @@ type Request struct {
 	Parent string `json:"parent,omitempty"`
 	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
 	// attached fork's checkpoint is that of the last retained turn that ended at
-	// the node. If no turn ended there, it is that before the turn which made the
-	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
+	// the node. If no turn ended there, it is the checkpoint before the turn that made the node. If that checkpoint is
+	// not retained any more, the error is ErrRevisionPruned.
 	ForkNode graph.ID `json:"forkNode,omitzero"`
 	// ForkAt, if set, is the revision of Parent to fork at: an attached fork has the checkpoint of that
 	// revision and, if ForkNode is zero, begins at the leaf that it had. RevisionZero is the state before the
@@ -215,7 +201,8 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 
 // request returns what r asks for, or an error if that is invalid.
 func (r *Request) request() (*commit.CreateRequest, error) {
-	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
+	metadata, err := CheckMetadata(r.Metadata)
+	if err := errors.Join(checkSessionID(r.ID), err); err != nil {
 		return nil, err
 	}
 	if r.Parent == r.ID {
@@ -236,10 +223,7 @@ func (r *Request) request() (*commit.CreateRequest, error) {
 		}
 	}
 	return &commit.CreateRequest{
-		About: head.Metadata{
-			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Group: r.Group, Labels: r.Labels,
-			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
-		},
+		About:  head.About{ID: r.ID, Metadata: metadata, Detached: r.Detached, Summary: r.Summary},
 		Parent: r.Parent, ForkNode: r.ForkNode, ForkAt: revisionAt(r.ForkAt), NoCheckpoint: r.NoCheckpoint,
 	}, nil
 }
@@ -267,11 +251,10 @@ type Page struct {
 	Next     string `json:"next,omitempty"` // ListOptions.After of the next page; "" on the last one
 }
 
-// List returns sessions, the most recently updated first. An update moves a session to the front
-// a quarter of a second after the last move at the earliest, so the order lags by up to that. Going
-// through all pages shows no session twice and misses none that was neither updated nor deleted
-// meanwhile. Of several conditions, List reads the sessions of one (the parent, else the group,
-// else the first indexed label by name) and leaves out those that do not meet the others.
+// List returns sessions, the one with the latest Info.Updated first. Going through all pages shows no
+// session twice and misses none that was neither updated nor deleted meanwhile. Of several conditions, List reads the
+// sessions of one (the parent, else the group, else the first indexed label by name) and leaves out those that do not
+// meet the others.
 func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
 		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })
@@ -310,20 +293,20 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 // of keys and values as the engine is given them; what it makes of them on disk
 // is up to the engine.
 type Stats struct {
-	Format      uint64 // of the layout: docs/format.md has a table
-	Sessions    int
-	Commits     int
-	Nodes       uint64
-	Payload     uint64 // logical: the sum of all payloads, as often as they were committed
-	Checkpoints uint64 // logical: the sum of all versions of all checkpoint parts
-	Usage       []head.Usage
+	Format      uint64       `json:"format"` // of the layout: docs/format.md has a table
+	Sessions    int          `json:"sessions"`
+	Commits     int          `json:"commits"`
+	Nodes       uint64       `json:"nodes"`
+	Payload     uint64       `json:"payload"`     // logical: the sum of all payloads, as often as they were committed
+	Checkpoints uint64       `json:"checkpoints"` // logical: the sum of all versions of all checkpoint parts
+	Usage       []head.Usage `json:"usage,omitempty"`
 
-	Stored  engine.Size            // all records
-	ByKind  map[string]engine.Size // the same, by what they hold
-	Blobs   int
-	Sealed  int // segments that were sealed
-	Loose   int // commits that are in no segment yet
-	Deleted int // deleted sessions whose data is not reclaimed yet
+	Stored  engine.Size            `json:"stored"` // all records
+	ByKind  map[string]engine.Size `json:"byKind"` // the same, by what they hold
+	Blobs   int                    `json:"blobs"`
+	Sealed  int                    `json:"sealed"`  // segments that were sealed
+	Loose   int                    `json:"loose"`   // commits that are in no segment yet
+	Deleted int                    `json:"deleted"` // deleted sessions whose data is not reclaimed yet
 }
 
 // Stats reads the whole namespace once.
@@ -335,8 +318,40 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.Format = s.record.Format
+	now, err := s.namespace(ctx, false)
+	if err != nil {
+		return nil, public(err)
+	}
+	r.Format = now.Format
 	return (*Stats)(r), nil
+}
+
+// namespace reads the store record, after it has raised the format if upgrade is set.
+func (s *Store) namespace(ctx context.Context, upgrade bool) (head.Store, error) {
+	return session.OpenNamespace(ctx, s.engine, session.Namespace{Name: s.opts.Namespace, MustExist: true, Upgrade: upgrade, Known: *s.opts.formats})
+}
+
+// Upgraded says what Upgrade did.
+type Upgraded struct {
+	From uint64 `json:"from"` // the format before
+	To   uint64 `json:"to"`   // and now
+}
+
+// Upgrade raises the format of the store to the newest one that this version of Turnstone writes, as Options.Upgrade
+// does. Older versions can't open the store any more then, and there is no way back.
+func (s *Store) Upgrade(ctx context.Context) (*Upgraded, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	before, err := s.namespace(ctx, false)
+	if err != nil {
+		return nil, public(err)
+	}
+	after, err := s.namespace(ctx, true)
+	if err != nil {
+		return nil, public(err)
+	}
+	return &Upgraded{before.Format, after.Format}, nil
 }
 
 func init() {

@@ -1,4 +1,4 @@
-// Package bench measures what the store is for. Run, for example,
+// Package bench measures commits, loads, lists, collection, erasure and serving. Run, for example,
 //
 //	go test ./bench -bench . -count 6 | tee new.txt && benchstat new.txt
 //

@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // BenchmarkFirstPage reads the first page of lists: of all of 1,000 sessions that were just
@@ -45,7 +46,7 @@ func createUsers(b *testing.B, st *turnstone.Store, n int) {
 	const workers, users = 32, 200
 	create := func(i int) {
 		user := fmt.Sprint(i % users)
-		r := turnstone.Request{ID: fmt.Sprint(i), Metadata: turnstone.Metadata{Group: "app/" + user, Labels: map[string]string{"user": user}}}
+		r := turnstone.Request{ID: fmt.Sprint(i), Metadata: head.Metadata{Group: "app/" + user, Labels: map[string]string{"user": user}}}
 		if i >= users {
 			r.Parent, r.Detached = user, true
 		}

@@ -1,6 +1,6 @@
-// Package blob has bytes that are stored once however often they are used: large payloads, attachments and checkpoint
-// parts. Users need [ID], the id of a blob, and [Attachment], a node's reference to one; the rest is for
-// the other packages of Turnstone.
+// Package blob stores bytes by their hash, once for each namespace: large payloads, attachments and checkpoint parts,
+// whose versions it stores as deltas. Users need [ID], the id of a blob, and [Attachment], a node's reference to one;
+// the rest is for the other packages of Turnstone.
 //
 //	nodes, checkpoint parts ──▶ blob ──▶ items: chunks, or lists of chunks
 //	upload ──pins──────────────▶ │
@@ -9,9 +9,9 @@
 // A blob is found by the hash of its content, and equal bytes are stored once per
 // namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
 // whose concatenation it is: content-defined chunks, or lists of those. A blob
-// becomes reachable when a commit refers to it. A blob that is stored before that is pinned
-// by an [Upload]. After its last reference is gone it is garbage. The [Mark] of a blob says whether a
-// collector has condemned it, and is what a commit guards to rely on the blob.
+// becomes reachable when a commit refers to it. An [Upload] pins a blob that is stored before that. After its last
+// reference is gone it is garbage. The [Mark] of a blob says whether a collector has condemned it. A commit that
+// relies on the blob guards the mark.
 //
 // A checkpoint part that changes a little every turn would be a new blob every time.
 // So a session can store a version of a part as a delta of the version before, see

@@ -199,8 +199,8 @@ func (s *Store) WriteTo(ctx context.Context, w io.Writer, id ID) (n int64, err e
 	return n, nil
 }
 
-// Items returns the blobs that the blob id consists of; none for one that is stored
-// whole.
+// Items returns the blobs that the blob id consists of. It returns none if the blob is
+// stored whole.
 func (s *Store) Items(ctx context.Context, id ID) ([]ID, error) {
 	recs, err := s.records(ctx, []ID{id})
 	if err != nil {

@@ -47,8 +47,8 @@ func (s *Store) NewUpload(id [16]byte, owner keys.Incarnation, expires time.Time
 type Pin struct {
 	Kind    PinKind
 	Expires time.Time        // zero for Pinned
-	Owner   keys.Incarnation // of Uploading: the session that it is for
-	Granted Attachment       // of Grant
+	Owner   keys.Incarnation // for Uploading: the session of the upload
+	Granted Attachment       // for Grant: the attachment of the finished upload
 }
 
 // A PinKind tells the records under keys.Upload apart.
@@ -174,7 +174,11 @@ func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (eng
 	}
 	s, marks := u.store, Marks{}
 	s.Hint(marks, d.ID)
-	if _, err := s.Known(ctx, marks, d.items()); err != nil {
+	needed := d.items()
+	if d.Stored {
+		needed = append(needed, d.ID)
+	}
+	if _, err := s.Known(ctx, marks, needed); err != nil {
 		return err
 	}
 	for {

@@ -45,11 +45,11 @@ func (v Version) Header() Version {
 // IsDelta reports whether v is stored relative to another version.
 func (v *Version) IsDelta() bool { return v.Base != v.Revision }
 
-// A Base is the version that a new one may be stored relative to. The caller has its
-// content at hand; nothing is read for it.
+// A Base is a version that a new version may be stored relative to. The caller passes its
+// content, so that no read is needed.
 type Base struct {
 	ID       ID
-	Revision uint64 // that set it
+	Revision uint64 // the revision that set the version
 	Deltas   int    // how many deltas it is away from a version that is stored whole
 	Content  []byte
 }

@@ -18,12 +18,13 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// pieceBytes is how much of an attachment a request brings. So much is kept until the server has it.
+// pieceBytes is how many bytes of an attachment one request sends. The client keeps them until the server has them.
 const pieceBytes = 4 << 20
 
-// PutAttachment sends an attachment in pieces. When the connection is cut, it goes on where the server is. A server
-// that was restarted has nothing of it: then the call fails with an error that matches turnstone.ErrOutcomeUnknown,
-// because the attachment may be stored already.
+// PutAttachment sends an attachment in pieces. When the connection is cut, PutAttachment goes on with the next byte
+// that the server needs. A server that was restarted has none of the bytes: then the call fails with
+// engine.ErrUnavailable. If that happens after the last piece was sent, the attachment may be stored already, and the
+// error matches turnstone.ErrOutcomeUnknown.
 func (s *session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error) {
 	if r == nil {
 		return blob.Attachment{}, &turnstone.InvalidError{Where: "attachment", Reason: "the reader is nil"}

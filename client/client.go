@@ -8,8 +8,8 @@
 // Errors are those of the store: errors.Is and errors.As find in them what they find in those of a store. Calls that
 // reach no server fail with an error that matches engine.ErrUnavailable.
 //
-// A call whose answer is lost is made again for a while. The server remembers writes by ids that the client gives
-// them, and so makes none twice. If the server was restarted meanwhile, nobody knows whether it made the write: a
+// A call whose answer is lost is made again for a while. The client gives every write an id. The server remembers these
+// ids, and so makes no write twice. If the server was restarted meanwhile, nobody knows whether it made the write: a
 // commit with a turn id is made again all the same, and any other write fails with an error that matches
 // turnstone.ErrOutcomeUnknown.
 package client
@@ -144,7 +144,9 @@ type ask struct {
 	body         [][]byte
 	id           string // of a write: the server remembers the write by it
 	anywhere     bool   // of a write: any server may make it again, because it has turn ids
-	base         string // of a write whose body the server is to remember: see wire.HeaderBase
+	base         string // of a write: makes the server remember the body, see wire.HeaderBase
+	begun        string // of a write whose answer was cut off: the server that is at it
+	bad          error  // why it can't be made
 }
 
 // do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut
@@ -153,15 +155,15 @@ func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error
 	if ctx == nil {
 		return &turnstone.InvalidError{Where: "context", Reason: "it is nil"}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(a.bad, ctx.Err()); err != nil {
 		return err
 	}
-	server := "" // that has to make it
-	if s := c.server.Load(); s != nil && a.id != "" && !a.anywhere {
+	server := a.begun // that has to make it
+	if s := c.server.Load(); s != nil && a.id != "" && !a.anywhere && server == "" {
 		server = *s
 	}
 	begun := time.Now()
-	sent := false // A server may have begun with it.
+	sent := a.begun != "" // A server may have begun with it.
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		answer, lost, err := c.once(ctx, a, server, read)
 		if err == nil {
@@ -251,8 +253,7 @@ func answers(answer *http.Response, r *http.Request) bool {
 // errForeign means that what has answered is no server of this protocol.
 var errForeign = errors.New("client: the answer is none of a server of stores")
 
-// problem returns the error of an answer that tells of one. lost tells that a proxy has answered in place of the
-// server.
+// problem returns the error that an answer reports. lost reports that a proxy has answered in place of the server.
 func problem(answer *http.Response) (lost bool, err error) {
 	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
 	if err != nil {
@@ -312,7 +313,7 @@ func strip(err error) error {
 // pieces is a body. http.Transport may go on reading it when the request has ended, and the pieces are the caller's:
 // end prevents that.
 type pieces struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	rest [][]byte
 	sent bool // some of it was read
 }
@@ -360,7 +361,7 @@ func call[Out any](ctx context.Context, c *Client, name string, in any, id strin
 	return one[Out](ctx, c, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere})
 }
 
-// one makes a request that one document answers.
+// one makes a request whose answer is one document.
 func one[Out any](ctx context.Context, c *Client, a *ask) (out *Out, err error) {
 	err = c.do(ctx, a, func(answer *http.Response) error {
 		out = new(Out)
@@ -373,15 +374,27 @@ func one[Out any](ctx context.Context, c *Client, a *ask) (out *Out, err error) 
 }
 
 // items makes an operation whose answer is several items. It calls begin, and then f for each item until that reports
-// false. When the answer is cut off, it does so again. id, if set, makes the server go on with what it was at.
-func items(ctx context.Context, c *Client, name, id string, in any, begin func(), f func(*wire.Item) bool) error {
-	p := patient{c: c}
-	for {
-		again, err := sequence(ctx, c, name, id, in, begin, f)
-		if !again || !p.wait(ctx) {
+// false. When the answer is cut off, it does so again. id, if set, makes the server go on with what it was at. If
+// anywhere is set, another server may begin anew.
+func items(ctx context.Context, c *Client, name, id string, anywhere bool, in any, begin func(), f func(*wire.Item) bool) error {
+	a := asking(name, id, anywhere, in)
+	for p := (patient{c: c}); ; {
+		again, err := sequence(ctx, c, a, begin, f)
+		if !again {
+			return err
+		}
+		if !p.wait(ctx) {
+			if a.begun != "" {
+				err = unknown(err)
+			}
 			return err
 		}
 	}
+}
+
+func asking(name, id string, anywhere bool, in any) *ask {
+	body, err := wire.Encode(in)
+	return &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere, bad: err}
 }
 
 // A patient waits between requests for the rest of a sequence.
@@ -404,14 +417,12 @@ func (p *patient) wait(ctx context.Context) bool {
 }
 
 // sequence is items for an answer that is not asked for again when it is cut off. Then again is true.
-func sequence(ctx context.Context, c *Client, name, id string, in any, begin func(), f func(*wire.Item) bool) (again bool, err error) {
-	body, err := wire.Encode(in)
-	if err != nil {
-		return false, err
-	}
+func sequence(ctx context.Context, c *Client, a *ask, begin func(), f func(*wire.Item) bool) (again bool, err error) {
 	var failed error
-	err = c.do(ctx, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: true}, func(answer *http.Response) error {
-		begin()
+	err = c.do(ctx, a, func(answer *http.Response) error {
+		if begin(); a.id != "" && !a.anywhere {
+			a.begun = answer.Header.Get(wire.HeaderServer)
+		}
 		for d := wire.NewReader(answer.Body); ; {
 			i := new(wire.Item)
 			switch failed = d.Read(i); {
@@ -430,10 +441,8 @@ func sequence(ctx context.Context, c *Client, name, id string, in any, begin fun
 	switch {
 	case err != nil || failed == nil || errors.As(failed, &p):
 		return false, errors.Join(err, failed)
-	case ctx.Err() != nil:
-		return false, ctx.Err()
-	case c.ended.Err() != nil:
-		return false, errClosed
+	case ctx.Err() != nil, c.ended.Err() != nil:
+		return false, c.gaveUp(ctx, a, a.begun != "", failed)
 	}
 	return true, fmt.Errorf("%w: the answer is cut off: %w", engine.ErrUnavailable, failed)
 }

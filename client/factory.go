@@ -3,22 +3,27 @@ package client
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"iter"
 	"net/url"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
 // Create implements turnstone.Factory.
 func (c *Client) Create(ctx context.Context, r turnstone.Request) (p turnstone.Persistence, created bool, err error) {
+	if r.Metadata, err = turnstone.CheckMetadata(r.Metadata); err != nil { // JSON that not every reader has is not sent
+		return nil, false, err
+	}
 	out, err := write[wire.Created](ctx, c, "create", &r, false)
 	if err != nil {
 		return nil, false, err
 	}
-	return &session{c, wire.Target{Session: out.ID, Of: out.Of}}, out.New, nil
+	return &session{c, wire.Target{Session: out.ID, Incarnation: out.Incarnation}}, out.New, nil
 }
 
 // Session implements turnstone.Factory.
@@ -27,7 +32,7 @@ func (c *Client) Session(ctx context.Context, id string) (turnstone.Persistence,
 	if err != nil {
 		return nil, err
 	}
-	return &session{c, wire.Target{Session: i.ID, Of: i.Of}}, nil
+	return &session{c, wire.Target{Session: i.ID, Incarnation: i.Incarnation}}, nil
 }
 
 // CommitAll implements turnstone.Factory.
@@ -40,6 +45,14 @@ func (c *Client) CommitAll(ctx context.Context, commits ...turnstone.SessionComm
 			m.Some = wire.SomeOf(s.Target)
 		} else if commits[i].Session != nil {
 			return nil, &turnstone.InvalidError{Where: "commit", Reason: "it is to no session of this client"}
+		}
+		if create := commits[i].Create; create != nil {
+			r := *create
+			var err error
+			if r.Metadata, err = turnstone.CheckMetadata(r.Metadata); err != nil {
+				return nil, fmt.Errorf("commit %d: %w", i, err)
+			}
+			m.Create = &r
 		}
 		turns = turns || commits[i].Turn != ""
 		in.Commits[i] = m
@@ -84,6 +97,11 @@ func (c *Client) Watch(ctx context.Context, after turnstone.Cursor) iter.Seq2[tu
 	return watch(ctx, c, "/v1/changes", url.Values{}, string(after), func(ch turnstone.Change) string { return string(ch.Cursor) })
 }
 
+// WatchRecords implements turnstone.Factory. It begins anew when the connection is cut: see turnstone.RecordUpdate.Anew.
+func (c *Client) WatchRecords(ctx context.Context, prefix string) iter.Seq2[turnstone.RecordUpdate, error] {
+	return watchRecords(ctx, c, url.Values{}, prefix)
+}
+
 // Delete implements turnstone.Factory.
 func (c *Client) Delete(ctx context.Context, id string, policy turnstone.ChildPolicy) error {
 	return c.delete(ctx, wire.Target{Session: id}, policy)
@@ -94,7 +112,7 @@ func (c *Client) delete(ctx context.Context, t wire.Target, policy turnstone.Chi
 	if name == "" {
 		return &turnstone.InvalidError{Where: "delete", Reason: "there is no such policy"}
 	}
-	_, err := write[wire.None](ctx, c, "delete", &wire.Delete{Session: t.Session, Of: t.Of, Children: name}, false)
+	_, err := write[wire.None](ctx, c, "delete", &wire.Delete{Session: t.Session, Incarnation: t.Incarnation, Children: name}, false)
 	return err
 }
 
@@ -108,33 +126,84 @@ func (c *Client) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumRepo
 	return vacuum(ctx, c, wire.Some{}, o)
 }
 
-func collect(ctx context.Context, c *Client, t wire.Some, o gc.Options) (report *gc.Report, err error) {
+func collect(ctx context.Context, c *Client, t wire.Some, o gc.Options) (*gc.Report, error) {
 	in := &wire.Collect{Some: t, DryRun: o.DryRun, Full: o.Full, Pace: o.Pace}
-	err = items(ctx, c, "gc", rand.Text(), in, func() { report = nil }, func(i *wire.Item) bool {
-		tell(o.Progress, i)
-		if i.Report != nil {
-			report = i.Report
-		}
-		return true
-	})
-	return report, err
+	return long(ctx, c, "gc", true, in, o.Progress, func(i *wire.Item) *gc.Report { return i.Report })
 }
 
-func vacuum(ctx context.Context, c *Client, t wire.Some, o gc.VacuumOptions) (report *gc.VacuumReport, err error) {
-	err = items(ctx, c, "vacuum", rand.Text(), &wire.VacuumRequest{Some: t, Pace: o.Pace}, func() { report = nil }, func(i *wire.Item) bool {
-		tell(o.Progress, i)
-		if i.Vacuum != nil {
-			report = i.Vacuum
-		}
-		return true
-	})
-	return report, err
+func vacuum(ctx context.Context, c *Client, t wire.Some, o gc.VacuumOptions) (*gc.VacuumReport, error) {
+	return long(ctx, c, "vacuum", true, &wire.VacuumRequest{Some: t, Pace: o.Pace, NoCompaction: o.NoCompaction}, o.Progress, func(i *wire.Item) *gc.VacuumReport { return i.Vacuum })
 }
 
-func tell(progress func(gc.Progress), i *wire.Item) {
-	if progress != nil && i.Progress != nil {
-		progress(*i.Progress)
+func erase(ctx context.Context, c *Client, name string, anywhere bool, in any, o turnstone.EraseOptions) (*turnstone.Erasure, error) {
+	return long(ctx, c, name, anywhere, in, o.Progress, func(i *wire.Item) *turnstone.Erasure { return i.Erasure })
+}
+
+// Prune implements turnstone.Operator.
+func (c *Client) Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, error) {
+	return prune(ctx, c, &wire.Prune{PruneOptions: o})
+}
+
+func prune(ctx context.Context, c *Client, in *wire.Prune) (*gc.PruneReport, error) {
+	return long(ctx, c, "prune", false, in, nil, func(i *wire.Item) *gc.PruneReport { return i.Prune })
+}
+
+// Erase implements turnstone.Operator. The vacuum ends a while after ctx.
+func (c *Client) Erase(ctx context.Context, id string, policy turnstone.ChildPolicy, o turnstone.EraseOptions) (*turnstone.Erasure, error) {
+	name := wire.Name(wire.Policies, policy)
+	if name == "" {
+		return nil, &turnstone.InvalidError{Where: "erase", Reason: "there is no such policy"}
 	}
+	return erase(ctx, c, "erase", false, &wire.Erase{Session: id, Children: name, Pace: o.Pace}, o)
+}
+
+// Seal implements turnstone.Operator.
+func (c *Client) Seal(ctx context.Context) error { return seal(ctx, c, wire.Some{}) }
+
+func seal(ctx context.Context, c *Client, t wire.Some) error {
+	return items(ctx, c, "seal", rand.Text(), true, &wire.Seal{Some: t}, func() {}, func(*wire.Item) bool { return true })
+}
+
+// Verify implements turnstone.Operator. It ends a while after ctx.
+func (c *Client) Verify(ctx context.Context, o turnstone.VerifyOptions) (*turnstone.Verification, error) {
+	progress := func(p gc.Progress) {
+		if o.Progress != nil {
+			o.Progress(p.Done)
+		}
+	}
+	v, err := long(ctx, c, "verify", true, &wire.None{}, progress, func(i *wire.Item) *wire.Verification { return i.Verified })
+	if v == nil {
+		return nil, err
+	}
+	return v.Public(), err
+}
+
+// Stats implements turnstone.Operator.
+func (c *Client) Stats(ctx context.Context) (*turnstone.Stats, error) {
+	return long(ctx, c, "stats", true, &wire.None{}, nil, func(i *wire.Item) *turnstone.Stats { return i.Stats })
+}
+
+// Upgrade implements turnstone.Operator.
+func (c *Client) Upgrade(ctx context.Context) (*turnstone.Upgraded, error) {
+	return write[turnstone.Upgraded](ctx, c, "upgrade", &wire.None{}, false)
+}
+
+// long calls an operation that may take hours, and returns its report, which of finds in an item of the answer. If
+// anywhere is set, it may be made more than once.
+func long[T any](ctx context.Context, c *Client, name string, anywhere bool, in any, progress func(gc.Progress), of func(*wire.Item) *T) (report *T, err error) {
+	err = items(ctx, c, name, rand.Text(), anywhere, in, func() { report = nil }, func(i *wire.Item) bool {
+		if progress != nil && i.Progress != nil {
+			progress(*i.Progress)
+		}
+		if r := of(i); r != nil {
+			report = r
+		}
+		return true
+	})
+	if err == nil && report == nil {
+		err = fmt.Errorf("%w: the answer has no report", engine.ErrUnavailable)
+	}
+	return report, err
 }
 
 // value returns what an answer points to.

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/server"
 )
@@ -188,5 +189,61 @@ func TestSV3_TwoServersBehindAnAddressMakeAWriteOnce(t *testing.T) {
 	i, err := p.Info(ctx)
 	if err != nil || int(i.Revision) < done || int(i.Revision) > done+unknown || done < 10 {
 		t.Errorf("%d writes are done and %d unknown, and the session is at %d, %v", done, unknown, i.Revision, err)
+	}
+}
+
+// An erasure or a prune whose answer is cut off is not begun anew by a server that was restarted: another session may
+// have the id by then. A collection is.
+func TestSV3_WhatDeletesIsNotBegunAnewAfterARestart(t *testing.T) {
+	f := newFront(t)
+	cut := true
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		long := r.URL.Path == "/v1/erase" || r.URL.Path == "/v1/prune" || r.URL.Path == "/v1/gc"
+		if !long || !cut {
+			f.server.Load().ServeHTTP(w, r)
+			return
+		}
+		cut = false
+		made := httptest.NewRecorder()
+		f.server.Load().ServeHTTP(made, r)
+		for name, values := range made.Header() {
+			w.Header()[name] = values
+		}
+		_, _ = w.Write([]byte("\n")) // It is at work.
+		w.(http.Flusher).Flush()
+		f.restart()
+		st, err := turnstone.Open(ctx, f.engine, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if _, _, err := st.Create(ctx, turnstone.Request{ID: "chat"}); err != nil {
+			t.Error(err)
+		}
+		panic(http.ErrAbortHandler)
+	}))
+	defer front.Close()
+	cl, err := client.Open(ctx, front.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	if _, _, err := cl.Create(ctx, turnstone.Request{ID: "chat"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = cl.Erase(ctx, "chat", turnstone.KeepChildren, turnstone.EraseOptions{})
+	if !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Errorf("erase: %v", err)
+	}
+	if _, err := cl.Session(ctx, "chat"); err != nil {
+		t.Errorf("the session that came since: %v", err)
+	}
+	cut = true
+	if _, err := cl.Prune(ctx, gc.PruneOptions{Revisions: 1}); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Errorf("prune: %v", err)
+	}
+	cut = true
+	if r, err := cl.GC(ctx, gc.Options{}); err != nil || r == nil {
+		t.Errorf("gc: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -29,7 +30,7 @@ func (s *session) Info(ctx context.Context) (turnstone.Info, error) {
 
 func (s *session) Load(ctx context.Context, scope turnstone.Scope) (*turnstone.State, error) {
 	var st *turnstone.State
-	err := items(ctx, s.c, "load", "", &wire.Load{Target: s.Target, Scope: scope}, func() { st = nil }, func(i *wire.Item) bool {
+	err := items(ctx, s.c, "load", "", true, &wire.Load{Target: s.Target, Scope: scope}, func() { st = nil }, func(i *wire.Item) bool {
 		switch {
 		case i.State != nil:
 			st = i.State.Public()
@@ -52,7 +53,7 @@ func (s *session) Nodes(ctx context.Context, scope turnstone.Scope) iter.Seq2[tu
 	return func(yield func(turnstone.Node, error) bool) {
 		in := &wire.LoadNodes{Load: wire.Load{Target: s.Target, Scope: scope}}
 		for p := (patient{c: s.c}); ; {
-			again, err := sequence(ctx, s.c, "nodes", "", in, func() {}, func(i *wire.Item) bool {
+			again, err := sequence(ctx, s.c, asking("nodes", "", true, in), func() {}, func(i *wire.Item) bool {
 				if i.At != nil {
 					in.At = *i.At
 				}
@@ -85,7 +86,7 @@ func (s *session) NodeByKey(ctx context.Context, key string) (turnstone.Node, er
 
 func (s *session) NodesByKey(ctx context.Context, keys ...string) (map[string]turnstone.Node, error) {
 	var out map[string]turnstone.Node
-	err := items(ctx, s.c, "nodes-by-key", "", &wire.NodesByKey{Target: s.Target, Keys: keys}, func() { out = map[string]turnstone.Node{} }, func(i *wire.Item) bool {
+	err := items(ctx, s.c, "nodes-by-key", "", true, &wire.NodesByKey{Target: s.Target, Keys: keys}, func() { out = map[string]turnstone.Node{} }, func(i *wire.Item) bool {
 		if i.Node != nil {
 			out[i.Node.Key] = i.Node.Public()
 		}
@@ -99,7 +100,7 @@ func (s *session) NodesByKey(ctx context.Context, keys ...string) (map[string]tu
 
 func (s *session) Leaves(ctx context.Context) ([]turnstone.Node, error) {
 	var out []turnstone.Node
-	err := items(ctx, s.c, "leaves", "", &s.Target, func() { out = []turnstone.Node{} }, func(i *wire.Item) bool {
+	err := items(ctx, s.c, "leaves", "", true, &s.Target, func() { out = []turnstone.Node{} }, func(i *wire.Item) bool {
 		if i.Node != nil {
 			out = append(out, i.Node.Public())
 		}
@@ -139,7 +140,7 @@ func (s *session) Records(ctx context.Context, q turnstone.RecordQuery) (turnsto
 func (s *session) Log(ctx context.Context, after head.Revision) iter.Seq2[turnstone.LogEntry, error] {
 	return func(yield func(turnstone.LogEntry, error) bool) {
 		for p := (patient{c: s.c}); ; {
-			again, err := sequence(ctx, s.c, "log", "", &wire.After{Target: s.Target, After: after}, func() {}, func(i *wire.Item) bool {
+			again, err := sequence(ctx, s.c, asking("log", "", true, &wire.After{Target: s.Target, After: after}), func() {}, func(i *wire.Item) bool {
 				if i.Entry == nil {
 					return true
 				}
@@ -164,6 +165,11 @@ func (s *session) Watch(ctx context.Context, after head.Revision) iter.Seq2[turn
 	return watch(ctx, s.c, "/v1/watch", s.query(), text(after), func(e turnstone.LogEntry) string { return text(e.Revision) })
 }
 
+// WatchRecords begins anew when the connection is cut: see turnstone.RecordUpdate.Anew.
+func (s *session) WatchRecords(ctx context.Context, prefix string) iter.Seq2[turnstone.RecordUpdate, error] {
+	return watchRecords(ctx, s.c, s.query(), prefix)
+}
+
 // text returns a revision as it is in a query.
 func text(r head.Revision) string {
 	b, err := r.MarshalJSON()
@@ -173,7 +179,9 @@ func text(r head.Revision) string {
 	return strings.Trim(string(b), `"`)
 }
 
-func (s *session) query() url.Values { return url.Values{"session": {s.Session}, "of": {s.Of}} }
+func (s *session) query() url.Values {
+	return url.Values{"session": {s.Session}, "incarnation": {s.Incarnation}}
+}
 
 func (s *session) Uploads(ctx context.Context) ([]turnstone.Upload, error) {
 	out, err := read[wire.Uploads](ctx, s.c, "uploads", &s.Target)
@@ -181,6 +189,23 @@ func (s *session) Uploads(ctx context.Context) ([]turnstone.Upload, error) {
 		return nil, err
 	}
 	return out.Uploads, nil
+}
+
+func (s *session) Attachment(ctx context.Context, id blob.ID) (turnstone.Attached, error) {
+	return value(read[turnstone.Attached](ctx, s.c, "stat-attachment", &wire.AttachmentRequest{Target: s.Target, ID: id}))
+}
+
+func (s *session) Attachments(ctx context.Context) ([]turnstone.Attached, error) {
+	out, err := read[wire.Attachments](ctx, s.c, "attachments", &s.Target)
+	if err != nil {
+		return nil, err
+	}
+	return out.Attachments, nil
+}
+
+func (s *session) LinkAttachment(ctx context.Context, from string, id blob.ID) (blob.Attachment, error) {
+	in := &wire.LinkAttachment{AttachmentRequest: wire.AttachmentRequest{Target: s.Target, ID: id}, From: from}
+	return value(write[blob.Attachment](ctx, s.c, "link-attachment", in, false))
 }
 
 func (s *session) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
@@ -195,7 +220,11 @@ func (s *session) ChangeRecords(ctx context.Context, changes ...turnstone.Record
 	return out.Versions, nil
 }
 
-func (s *session) SaveMetadata(ctx context.Context, m turnstone.Metadata, empty ...turnstone.Field) error {
+func (s *session) SaveMetadata(ctx context.Context, m head.Metadata, empty ...head.Field) error {
+	m, err := turnstone.CheckMetadata(m, empty...)
+	if err != nil {
+		return err
+	}
 	return s.change(ctx, "save-metadata", &wire.SaveMetadata{Target: s.Target, Metadata: m, Empty: empty})
 }
 
@@ -232,4 +261,18 @@ func (s *session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumRep
 	return vacuum(ctx, s.c, wire.SomeOf(s.Target), o)
 }
 
-var _ turnstone.Persistence = (*session)(nil)
+func (s *session) Prune(ctx context.Context, keep head.Retention) (moved bool, err error) {
+	r, err := prune(ctx, s.c, &wire.Prune{Some: wire.SomeOf(s.Target), PruneOptions: gc.PruneOptions{Revisions: uint64(keep)}})
+	return err == nil && r.Sessions > 0, err
+}
+
+func (s *session) Erase(ctx context.Context, o turnstone.EraseOptions, ids ...graph.ID) (*turnstone.Erasure, error) {
+	return erase(ctx, s.c, "erase-nodes", true, &wire.EraseNodes{Target: s.Target, Nodes: ids, Pace: o.Pace}, o)
+}
+
+func (s *session) Seal(ctx context.Context) error { return seal(ctx, s.c, wire.SomeOf(s.Target)) }
+
+var (
+	_ turnstone.Persistence = (*session)(nil)
+	_ turnstone.Operator    = (*Client)(nil)
+)

@@ -15,20 +15,24 @@ import (
 	"strings"
 	"time"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// maxEvent is the longest line of an event that is read. The largest is a commit's, with its parts and labels.
+// maxEvent is the longest line of an event that is read. The largest is a commit's, with its parts and labels. Records
+// are less than two megabytes of values, which are in base64.
 const maxEvent = 8 << 20
 
-// watch yields the events of a route, whose ids are those that id returns. When the connection is cut, it goes on
-// after the last of them.
+// watch yields the events of a route. id returns the id of an event. When the connection is cut, watch goes on
+// after the last event, or begins anew if its events have no ids.
 func watch[T any](ctx context.Context, c *Client, path string, query url.Values, after string, id func(T) string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		at, enough := after, false
 		for p := (patient{c: c}); !enough; {
 			q := maps.Clone(query)
-			q.Set("after", at)
+			if at != "" {
+				q.Set("after", at)
+			}
 			var failed error
 			err := c.do(ctx, &ask{method: "GET", path: path, query: q}, func(answer *http.Response) error {
 				if kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); kind != "text/event-stream" {
@@ -66,6 +70,12 @@ func watch[T any](ctx context.Context, c *Client, path string, query url.Values,
 			}
 		}
 	}
+}
+
+// watchRecords yields the records of a session, or of all.
+func watchRecords(ctx context.Context, c *Client, query url.Values, prefix string) iter.Seq2[turnstone.RecordUpdate, error] {
+	query.Set("prefix", prefix)
+	return watch(ctx, c, "/v1/watch-records", query, "", func(turnstone.RecordUpdate) string { return "" })
 }
 
 // silence is after how long a watch on which nothing comes is taken for cut off. Servers send something every 15

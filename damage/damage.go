@@ -7,6 +7,9 @@ import (
 	"fmt"
 )
 
+// ErrDamaged is what every CorruptError matches.
+var ErrDamaged = errors.New("damaged")
+
 // Reasons of a CorruptError. Match them with errors.Is.
 var (
 	ErrMissing   = errors.New("missing")
@@ -28,6 +31,9 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt: %s: %v", e.
 // Unwrap returns Err.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
+// Is reports whether target is ErrDamaged.
+func (e *CorruptError) Is(target error) bool { return target == ErrDamaged }
+
 // Errors that a FormatError matches. Match them with errors.Is.
 var (
 	ErrFormat = errors.New("turnstone: another version of the format") // every FormatError
@@ -41,7 +47,7 @@ var (
 type FormatError struct {
 	Object string // what it is, for example `commit 12 of session "chat-1"`
 	Have   uint64 // the version of the record, or the format of the store
-	Want   uint64 // the version or format that is read; of several the one that is next to Have
+	Want   uint64 // the version or format that this Turnstone reads; if it reads several, the nearest to Have
 }
 
 func (e *FormatError) Error() string {

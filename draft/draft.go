@@ -1,14 +1,15 @@
 // Package draft keeps the part of a turn that is there already, such as the text that a model has streamed so far,
 // until the commit of the turn takes its place. So a host that was killed goes on with what its users have seen.
 //
-// A draft is records of a session (see turnstone.Record): pieces of 16 KiB, of which Set writes those that have
-// changed, and one that says how many there are, which every call guards, and sets if it changes anything. It is no
-// part of the history: no revision has it, and a fork begins without it.
+// A draft is records of a session (see turnstone.Record): pieces of 16 KiB, and one record with the number of
+// pieces and the draft's life: random text, new whenever the content does not only grow at its end. Set writes only the
+// pieces that have changed. Set and Done guard the record with the number; a change writes or deletes it. A draft is no part of the history: no revision has it, and a fork begins without it.
 package draft
 
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"slices"
 	"strconv"
@@ -28,11 +29,13 @@ const (
 	countSuffix = "/n"
 )
 
-// A Draft is what stands of a turn. It is used by one goroutine at a time.
+// A Draft is the part of a turn that was written before the commit of the turn. Only one goroutine may use it at a
+// time.
 type Draft struct {
 	session turnstone.Persistence
 	name    string
 	content []byte
+	life    string                  // "" if there is none
 	version turnstone.RecordVersion // of the record that says how many pieces there are; every call guards it
 }
 
@@ -42,7 +45,7 @@ func key(name string, i int) string { return fmt.Sprintf("%s%s/%02d", prefix, na
 // countKey returns the key of the record that says how many pieces there are.
 func countKey(name string) string { return prefix + name + countSuffix }
 
-// Open returns the draft of a name, for example the id of the turn, with what stands of it.
+// Open returns the draft of a name, for example the id of the turn, with its content.
 func Open(ctx context.Context, s turnstone.Persistence, name string) (*Draft, error) {
 	if s == nil || name == "" {
 		return nil, invalid("the session is nil or the name is empty")
@@ -60,27 +63,38 @@ func Open(ctx context.Context, s turnstone.Persistence, name string) (*Draft, er
 	if count.Version == turnstone.NoRecord {
 		return d, nil
 	}
-	n, err := strconv.Atoi(string(count.Value))
-	if err != nil || n > pieces {
-		return nil, invalid("record %q is not of a draft", countKey(name))
+	n, life, err := parseCount(count)
+	if err != nil {
+		return nil, err
 	}
+	d.life = life
 	for i := range n {
 		d.content = append(d.content, st.Records[key(name, i)].Value...)
 	}
 	return d, nil
 }
 
+// parseCount returns what the record says that has the number of pieces.
+func parseCount(r turnstone.Record) (n int, life string, err error) {
+	number, life, ok := strings.Cut(string(r.Value), " ")
+	n, err = strconv.Atoi(number)
+	if err != nil || !ok || n < 1 || n > pieces {
+		return 0, "", invalid("record %q is not of a draft", r.Key)
+	}
+	return n, life, nil
+}
+
 func invalid(reason string, args ...any) error {
 	return &turnstone.InvalidError{Where: "draft", Reason: fmt.Sprintf(reason, args...)}
 }
 
-// Content returns what stands. It is the caller's.
+// Content returns the content of the draft. The caller owns the slice.
 func (d *Draft) Content() []byte { return bytes.Clone(d.content) }
 
-// Set replaces what stands, all of it or nothing, in one call of the store. It writes the pieces that have changed:
-// the last one if content has grown at its end. A draft without content is none. If somebody else has written the
-// draft since it was opened, or its turn was committed, the error is a *turnstone.RecordConflictError. After an
-// error, open the draft again.
+// Set replaces the content of the draft in one call of the store, wholly or not at all. It writes only the pieces
+// that have changed: if content has grown at its end, only the last one. Empty content removes the draft. If
+// somebody else has written the draft since it was opened, or its turn was committed, the error is a
+// *turnstone.RecordConflictError. After an error, open the draft again.
 func (d *Draft) Set(ctx context.Context, content []byte) error {
 	if d == nil || d.session == nil {
 		return invalid("it was not opened")
@@ -100,18 +114,23 @@ func (d *Draft) Set(ctx context.Context, content []byte) error {
 	for i := n; i < len(was); i++ {
 		changes = append(changes, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord})
 	}
-	count := turnstone.RecordChange{Key: countKey(d.name), Value: strconv.AppendInt(nil, int64(n), 10), Expect: d.version}
+	life := d.life
+	if life == "" || !bytes.HasPrefix(content, d.content) {
+		life = rand.Text()
+	}
+	count := turnstone.RecordChange{Key: countKey(d.name), Value: fmt.Appendf(nil, "%d %s", n, life), Expect: d.version}
 	switch {
 	case len(changes) == 0:
 		count = turnstone.RecordChange{Key: count.Key, Action: turnstone.CheckRecord, Expect: d.version}
 	case n == 0:
+		life = ""
 		count = turnstone.RecordChange{Key: count.Key, Action: turnstone.DeleteRecord, Expect: d.version}
 	}
 	versions, err := d.session.ChangeRecords(ctx, append(changes, count)...)
 	if err != nil {
 		return err
 	}
-	d.content, d.version = bytes.Clone(content), versions[len(changes)]
+	d.content, d.life, d.version = bytes.Clone(content), life, versions[len(changes)]
 	return nil
 }
 

@@ -65,8 +65,8 @@ func (m *MemoryBudget) add(bytes int) {
 // left returns how many bytes stores may keep. Each counts twice.
 func (m *MemoryBudget) left() int { return max(m.bytes-m.taken, m.bytes/4) / 2 }
 
-// Kept returns what the stores of m keep. The first call makes that by calling first with the number of bytes that it
-// may have. Kept is for package turnstone.
+// Kept returns the caches that the stores of m share. Package turnstone calls it. The first call makes the caches: it
+// calls first with the number of bytes that they may have.
 func (m *MemoryBudget) Kept(first func(bytes int) Kept) Kept {
 	m = m.orProcess()
 	m.mu.Lock()

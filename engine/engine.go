@@ -15,7 +15,8 @@
 // # Outcomes
 //
 // Apply returns nil when the batch is durable; [ErrConflict], [ErrTooLarge],
-// [ErrInvalid], [ErrNoSpace], [ErrReadOnly], [ErrUnavailable] and the context's error when it had no effect; and
+// [ErrInvalid], [ErrNoSpace], [ErrReadOnly], [ErrUnavailable], [ErrClosed] and the context's error when it had
+// no effect; and
 // [ErrUnknown] when the driver cannot tell. After ErrUnknown the caller applies
 // the same batch again until it succeeds or fails with ErrConflict, and then
 // reads what stands there. An attempt that returned ErrUnknown may still take
@@ -233,9 +234,9 @@ func Successor(k []byte) []byte {
 
 // A Size says how much space records take.
 type Size struct {
-	Records uint64 // number of records
-	Keys    uint64 // bytes of their keys
-	Values  uint64 // bytes of their values
+	Records uint64 `json:"records"` // number of records
+	Keys    uint64 `json:"keys"`    // bytes of their keys
+	Values  uint64 `json:"values"`  // bytes of their values
 }
 
 // Total returns the bytes of keys and values.

@@ -24,9 +24,9 @@ type bookmark struct {
 	commit   head.CommitID   // The id of the last of them. It is not stored: the commit's record tells it.
 	floor    head.Revision   // The floor when checkpoint parts below it were dropped last.
 	kept     []head.Revision // The revisions kept by name at that time, ascending.
-	held     head.Revision   // Of a deleted session: edges of later revisions are gone. Open for a session that lives.
+	held     head.Revision   // Of a deleted session: edges of later revisions are gone. open if the session lives.
 	stones   uint64          // How many tombstones the session had.
-	due      due             // What vacuum has to do with the session.
+	due      due             // The work that is due for vacuum on the session.
 	parts    []part          // The checkpoint at revision.
 }
 

@@ -12,16 +12,16 @@ import (
 )
 
 // This file finds the sessions that changed since the last cycle. A session that changed has a
-// dirty record. The change sets it in its own batch; a commit need not, as long as the head says
-// that the record is there. A dirty record may be lost, which a scan can't notice. So the collector
-// also compares the sessions that the list of all sessions has as updated lately with their
-// bookmarks.
+// dirty record. The change sets the record in its own batch. A commit need not set it as long as
+// the head says that the record is there. A dirty record may be lost, which a scan can't notice. So
+// the collector also takes the sessions that were updated lately from the list of all sessions, and
+// compares them with their bookmarks.
 //
-// No other session is read, so a collection costs what changed since the last one, however many
-// sessions the store has: cost_test.go counts the reads.
+// The collector reads no other session. So the cost of a collection depends on what changed since
+// the last one, and not on the number of sessions: cost_test.go counts the reads.
 
 // skew is how much the clocks of hosts may differ, and how far the list of all sessions may
-// lag, so that the list is still a witness of what changed.
+// lag. Within that time, the list still shows every session that changed.
 const skew = 5 * time.Second
 
 // changes brings the index up to date with all sessions that changed. since is when the last
@@ -97,7 +97,7 @@ func (cy *cycle) freed(ctx context.Context) error {
 }
 
 // updated looks at the sessions that were updated after since, or a little before it. It adds
-// those that have commits which the index lacks to q.
+// to q those that have commits which the index lacks.
 func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 	var entries []head.Entry
 	for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Entry, keys.List{})) {
@@ -121,8 +121,8 @@ func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 	return cy.behind(ctx, entries, q)
 }
 
-// behind compares the heads of some sessions with their bookmarks. It adds the sessions that
-// have commits which the index lacks to q.
+// behind compares the heads of some sessions with their bookmarks. It adds to q the sessions that
+// have commits which the index lacks.
 func (cy *cycle) behind(ctx context.Context, entries []head.Entry, q *queue) error {
 	recs, err := rows(ctx, cy, entries,
 		func(e head.Entry) []byte { return cy.space.Head(e.Session) },

@@ -104,14 +104,14 @@ func (k *check) totals(ctx context.Context) error {
 	return nil
 }
 
-// A census is the records of the index, counted.
+// A census is what a scan of the index's records has counted.
 type census struct {
-	letter    byte // of records that are there; 0 if there are none
+	letter    byte // a letter of which there are records; 0 if there are none
 	live      int  // bookmarks of sessions that live
 	bookmarks map[head.Incarnation]bool
 	referring map[head.Incarnation]bool // sessions that have edges
 	stale     map[head.Incarnation]bool // sessions that have a stale record
-	due       []head.Incarnation        // sessions that should have one
+	due       []head.Incarnation        // sessions that should have a stale record
 }
 
 // census counts the records of the index.
@@ -155,9 +155,9 @@ func (n *census) addBookmark(e entry) {
 	}
 }
 
-// compare compares a census with the cycle record, and stale records with bookmarks. A problem
-// names a session if there is an edge of one without a bookmark; damage may also have hidden the
-// bookmark of a session without edges, and then only the number tells.
+// compare compares a census with the cycle record, and stale records with bookmarks. If a session without a
+// bookmark has an edge, the problem names that session. If damage has hidden the bookmark of a session without
+// edges, only the number of bookmarks shows it.
 func (k *check) compare(n *census, cycleRecord []byte) {
 	if cycleRecord == nil {
 		if n.letter != 0 {
@@ -398,9 +398,9 @@ func (k *check) lags(ctx context.Context, s *standing, h *head.Head) (bool, erro
 	return err == nil && !slices.Equal(revisions(refs), m.kept), err
 }
 
-// deletedSession checks a deleted session without a dirty record: its bookmark has to say that it
-// was deleted, and up to which revision forks hold it. The latter is not checked while a deleted
-// fork has a dirty record: when a collection comes to the fork, the session gets its own.
+// deletedSession checks a deleted session without a dirty record. The bookmark has to say that the session was
+// deleted, and up to which revision forks hold it. That revision is not checked while a deleted fork has a dirty
+// record: when a collection comes to the fork, the session gets a dirty record, too.
 func (k *check) deletedSession(ctx context.Context, s *standing) error {
 	if s.mark.live() {
 		k.missing("no collection has seen that the session was deleted", "dirty record or bookmark of %s", k.list.Name(s.inc))

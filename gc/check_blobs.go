@@ -54,8 +54,8 @@ func (k *check) pinned(ctx context.Context, odd blobSet) error {
 	})
 }
 
-// indexed removes from odd the blobs that have edges, are candidates, or are gone. The three
-// records of a blob are of one moment.
+// indexed removes from odd the blobs that have edges, are candidates, or are gone. It reads the
+// three records of a blob at one moment.
 func (k *check) indexed(ctx context.Context, odd blobSet) error {
 	for h := range odd {
 		vs, err := k.get(ctx, k.space.Mark(h), k.space.Count(h), k.space.Candidate(h))

@@ -21,13 +21,15 @@ type Pass struct {
 	Session *head.Incarnation
 	// Progress, if set, is called from the collector's goroutine.
 	Progress func(Progress)
-	// Seal, if set, is what Vacuum calls first for a session that was committed to, as
-	// long as it returns true. Each call takes a step; engine.ErrConflict says that the
-	// session changed meanwhile.
+	// Seal, if set, seals commits. For a session that was committed to, Vacuum calls it first,
+	// and again as long as it returns true. Each call does one step. The error engine.ErrConflict
+	// says that the session changed meanwhile.
 	Seal func(context.Context, head.Incarnation) (more bool, err error)
 	// Pace is the part of the time that the collector works, between 0 and 1; the rest
 	// it leaves to others. 0 means 1.
 	Pace float64
+	// NoCompaction is that of VacuumOptions.
+	NoCompaction bool
 }
 
 // A Collector collects one namespace. It holds no state: any number of them may

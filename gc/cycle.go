@@ -48,8 +48,8 @@ type cycle struct {
 	// only has, for a collection of one session, the candidates that this session's
 	// changes have made. Nil stands for all candidates.
 	only map[keys.Hash]bool
-	// again has the deleted sessions that forks have let go of, and that the cycle is to
-	// look at once more.
+	// again has deleted sessions that a fork no longer holds. The cycle has to look at them
+	// once more.
 	again map[head.Incarnation]bool
 	// rechecking is set while a sweep looks again at all sessions. Candidates that this
 	// makes are not added to only: other sessions than the one asked for made them.
@@ -68,7 +68,7 @@ type cycleState struct {
 	nonce   [16]byte
 	seq     uint64
 	active  bool   // A cycle is at work, or was cut off.
-	rebuild bool   // The index is being derived anew. No blob may be deleted until it is whole.
+	rebuild bool   // The index is being derived anew. No blob may be deleted until the index is whole.
 	last    uint64 // When the last complete cycle began, in Unix nanoseconds.
 
 	// sessions and blobs count the sessions that live and have a bookmark, and the blobs
@@ -206,8 +206,8 @@ func (cy *cycle) end(ctx context.Context, err error) error {
 		return err
 	}
 	if err != nil {
-		// The context may be done. If this batch fails, others wait for as long as
-		// their patience.
+		// The context may be done, so this batch has its own. If the batch fails, other cycles
+		// wait until their patience ends.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
@@ -292,8 +292,8 @@ func conflictKey(err error) []byte {
 }
 
 // verdict returns err, or ErrSuperseded if err reports damage and another cycle has begun
-// meanwhile. The records of the index that a superseded cycle read may be of different
-// moments, and then need not agree.
+// meanwhile. A superseded cycle may have read records of the index at different moments, and
+// such records need not agree.
 func (cy *cycle) verdict(ctx context.Context, err error) error {
 	if !isCorrupt(err) {
 		return err

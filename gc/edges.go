@@ -323,9 +323,9 @@ func (cy *cycle) setCounts(b *batch, t *tally, loose map[keys.Hash]bool) {
 	}
 }
 
-// setCount makes b record how many edges a blob has, which had old edges. A blob without
-// edges becomes a candidate, and is nothing for vacuum to compress. A loose blob that gets its
-// first edge is listed for vacuum.
+// setCount makes b record that a blob has count edges now; it had old edges before. A blob
+// without edges becomes a candidate, and vacuum no longer compresses it. A loose blob that gets
+// its first edge is listed for vacuum.
 func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
 	key, looseKey := cy.space.Count(h), cy.space.Loose(h)
 	if count == 0 {

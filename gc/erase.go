@@ -91,8 +91,8 @@ func (w *viewer) shares(at graph.Position) bool {
 		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Index < a.Nodes)
 }
 
-// gone reports whether no session shows a node any more. Every viewer that shares the node has
-// tombstoned it, or is its own session and prunes it.
+// gone reports whether no session shows a node any more: every viewer that shares the node has
+// tombstoned it, or is the node's own session and prunes it.
 func (p *plan) gone(n *graph.Node, at graph.Position) bool {
 	if at.Revision > p.indexed {
 		return false

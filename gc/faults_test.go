@@ -209,7 +209,7 @@ func (sc *scenario) trials(t testing.TB, f func(start *engine.Batch, tr *trial))
 //
 // All of them: go test ./gc -run EveryFaultAtEveryCall -faults -v -timeout 60m
 func TestEveryFaultAtEveryCall(t *testing.T) {
-	every := testkit.Pick(3, 211, 1009) // a stride that no number of blows divides
+	every := testkit.Pick(13, 211, 1009) // a stride that no number of blows divides
 	if *allFaults {
 		every = 1
 	}

@@ -78,6 +78,10 @@ type VacuumOptions struct {
 	// Progress and Pace are as in Options.
 	Progress func(Progress)
 	Pace     float64
+	// With NoCompaction the vacuum ends before the engine rewrites its files. The engine gives the space back when it
+	// compacts by itself, and removed bytes may stay in the files until then. Such a vacuum costs what has changed since
+	// the last one, and not a copy of the store. It frees the blobs that a prune let go of, which a collection does not.
+	NoCompaction bool
 }
 
 // Progress says how far a run is.

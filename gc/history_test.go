@@ -37,7 +37,7 @@ var (
 func TestRandomHistories(t *testing.T) {
 	n := *seeds
 	if n == 0 {
-		n = testkit.Pick[uint64](200, 25, 8)
+		n = testkit.Pick[uint64](80, 25, 8)
 	}
 	struck := map[string]int{}
 	for seed := *firstSeed; seed < *firstSeed+n; seed++ {

@@ -13,13 +13,14 @@ import (
 
 // This file adds the edges of commits that the index does not have yet. It reads the commits
 // after the bookmark with their nodes in windows, and after each window moves the bookmark.
-// It never drops an edge. Commits chain by hash up to the head, and each says how many nodes
-// it has: so a record that damage hides is noticed, and no blob loses a reference by it.
+// This work never drops an edge. Commits chain by hash up to the head, and each commit says how many
+// nodes it has. So the collector notices a record that damage hides, and no blob loses a reference
+// because of it.
 //
-// The batches that add edges guard the cycle record only. An edge too many keeps a blob for
-// longer, and no more: if the session is deleted or pruned meanwhile, it has a dirty record,
-// and the update that deals with it drops the edge. Edges may be added twice, by a cycle that
-// begins where another one was cut off: what an edge says is the same then.
+// The batches that add edges guard the cycle record only. An edge too many only keeps a blob for
+// longer. If the session is deleted or pruned meanwhile, it has a dirty record, and the update for
+// that record drops the edge. A cycle that begins where another one was cut off may add an edge
+// twice. The edge has the same value both times.
 
 // windowSize is how many commits are indexed at once: what they refer to is in memory.
 const windowSize = 256

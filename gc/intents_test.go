@@ -25,8 +25,8 @@ type intent struct {
 	// What it does: one of these, or a commit that also hides nodes or has a name.
 	commit  *turnstone.Commit
 	stones  []graph.ID
-	keep    turnstone.Retention // of Prune
-	name    string              // of Keep and, with revision 0, Release
+	keep    head.Retention // of Prune
+	name    string         // of Keep and, with revision 0, Release
 	at      head.Revision
 	removes bool
 	to      string // of Rename

@@ -250,7 +250,7 @@ func (x *host) remove() {
 
 func (x *host) prune() {
 	s := x.pick()
-	in := &intent{on: s, keep: turnstone.Retention(1 + x.rng.IntN(3)), start: s.head()}
+	in := &intent{on: s, keep: head.Retention(1 + x.rng.IntN(3)), start: s.head()}
 	var moved bool
 	err := x.with(x.arm(in, 6), s, func(hd *turnstone.Session) (err error) { moved, err = hd.Prune(x.ctx(), in.keep); return err })
 	x.ended(fmt.Sprintf("prune %s to %d: %v", s.id, in.keep, moved), err)

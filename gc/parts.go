@@ -77,8 +77,8 @@ func (cy *cycle) inherited(origin *head.Origin) []part {
 }
 
 // nextParts returns the checkpoint after commit c. before is the checkpoint before c, and
-// stored has the versions that the session stores whole. A part of before that c does not list
-// was removed by c.
+// stored has the versions that the session stores whole. If before has a part that c does not
+// list, then c removed that part.
 func (cy *cycle) nextParts(inc head.Incarnation, before []part, c *head.Commit, stored wholes) ([]part, error) {
 	if c.PartsAt != c.Revision {
 		return before, nil

@@ -5,20 +5,20 @@ import "time"
 // PruneOptions of a prune, and of the prunes of Store.Maintain. The zero value prunes the sessions that have a number
 // of revisions of their own. A session whose own retention is to keep all is neither pruned nor deleted.
 type PruneOptions struct {
-	// Revisions is how many of its last revisions a session retains that has no number of its own; 0 means all.
-	Revisions uint64
-	// Age prunes the revisions that were committed so long ago, but for that of the head, also of sessions that have a
-	// number of their own; 0 means none.
-	Age time.Duration
-	// Inactive deletes the sessions that were not committed to for so long, and of which neither metadata were saved
-	// nor a record was set; 0 means none. Their children stay, as with KeepChildren.
-	Inactive time.Duration
-	// Bytes deletes those sessions that were updated least recently, so that all others together have at most so
-	// many bytes of payloads and checkpoint parts, before compression; 0 means none. What is stored once for several
-	// sessions counts for each. A session that retains all counts where it comes in that order, and stays.
-	Bytes int64
+	// Revisions is how many of its last revisions a session retains if it has no number of its own; 0 means all.
+	Revisions uint64 `json:"revisions,omitzero"`
+	// Age prunes the revisions that are older than this, except the head's. It also prunes sessions that have a number
+	// of their own. 0 means none.
+	Age time.Duration `json:"ageNanoseconds,omitzero"`
+	// Inactive deletes the sessions that for this time got no commit, no metadata and no value of a record. Their
+	// children stay, as with KeepChildren. 0 means none.
+	Inactive time.Duration `json:"inactiveNanoseconds,omitzero"`
+	// Bytes deletes the least recently updated sessions, so that all others together have at most this many bytes of
+	// payloads and checkpoint parts, before compression. 0 means none. Content that is stored once for several
+	// sessions counts for each of them. A session that retains all counts at its place in that order, and stays.
+	Bytes int64 `json:"bytes,omitzero"`
 	// DryRun changes nothing and reports what would be done.
-	DryRun bool
+	DryRun bool `json:"dryRun,omitzero"`
 }
 
 // A PruneReport says what a prune did, or for a dry run would do.

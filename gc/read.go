@@ -227,8 +227,8 @@ func (cy *cycle) blobsOf(p *graph.Pack) iter.Seq[keys.Hash] {
 }
 
 // partBlobs returns the blobs that a commit refers to as checkpoint parts which it set. A
-// part that the session stores as a delta is no blob, and one that carries over is another
-// commit's.
+// part that the session stores as a delta is no blob. A part that the commit did not set belongs to
+// an earlier commit.
 func (cy *cycle) partBlobs(c *head.Commit) (out []keys.Hash) {
 	for _, p := range c.Parts {
 		if p.Set == c.Revision && !head.IsDelta(p) {

@@ -13,9 +13,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// receipt reports which sessions still show erased content, and which of the erased blobs are
-// still stored. Only incs and their forks can show the content. holds reports whether a session
-// does.
+// receipt reports which sessions still show erased content, and how many of the erased
+// blobs are gone, shared or kept by uploads. Only incs and their forks can show the content. holds reports whether a
+// session does.
 func (s Eraser) receipt(ctx context.Context, incs []head.Incarnation, ids []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
 	c := counter{Eraser: s, sharedBy: map[string]bool{}}
 	c.SharedBy = []string{}

@@ -19,14 +19,16 @@ import (
 //	              │     └─ fork B     lives: revisions up to 4 are held
 //	              └─ fork A           lives, too
 //
-// Here edges of revisions 5 and 6 are dropped. When B is deleted, those of 3 and 4 go; when A
-// is, too, the rest. Checkpoints of a deleted session can't be read, and a fork refers by
-// edges of its own to the one that it began with, so edges of checkpoint parts all go at once.
+// Here edges of revisions 5 and 6 are dropped. When B is deleted, the edges of 3 and 4 go. When A
+// is deleted, too, the rest goes. Nobody can read a checkpoint of a deleted session, and a fork
+// has edges of its own to the checkpoint that it began with. So the edges of checkpoint parts all
+// go at once.
 
 // release drops the edges of a deleted session that no attached fork holds. The revision up
 // to which forks hold a deleted session never rises: only a fork that holds it already can be
-// forked, and the new fork holds no more. There is one exception, the copy of a history that a
-// fork was flattened to: a collection may have seen it, empty, before the fork was made.
+// forked, and the new fork holds no more. The one exception is the copy of a history for a
+// flattened fork: a collection may have seen the copy while it was empty, before the fork was
+// made.
 func (cy *cycle) release(ctx context.Context, v *view) error {
 	if v.held >= v.mark.held {
 		v.mark.held = v.held
@@ -82,8 +84,9 @@ func (cy *cycle) everyPart(ctx context.Context, v *view, l *linker, drop func(ke
 	return l.flush(ctx)
 }
 
-// deletedAncestors returns the deleted sessions whose history a fork shares. Of those the fork may
-// have been the last that held some nodes. An ancestor that lives keeps its nodes by itself.
+// deletedAncestors returns the deleted sessions whose history a fork shares. The fork may have
+// been the last one that held some of their nodes. An ancestor that lives keeps its nodes by
+// itself.
 func (cy *cycle) deletedAncestors(ctx context.Context, fork head.Incarnation) ([]head.Incarnation, error) {
 	ancestors, err := cy.ancestors(ctx, fork)
 	if err != nil || len(ancestors) == 0 {
@@ -151,8 +154,8 @@ func (cy *cycle) holders(ctx context.Context, inc head.Incarnation, life *head.L
 	return out, nil
 }
 
-// living returns those of some forks of an incarnation that live, with what their origins say
-// of the incarnation.
+// living filters forks of an incarnation: it returns those that live, each with the entry for the
+// incarnation in the fork's origin.
 func (cy *cycle) living(ctx context.Context, inc head.Incarnation, forks []head.Incarnation) ([]holder, error) {
 	recs, err := rows(ctx, cy, forks, cy.space.Life, cy.space.Origin)
 	if err != nil {
@@ -182,7 +185,7 @@ func (cy *cycle) living(ctx context.Context, inc head.Incarnation, forks []head.
 
 // held returns the last revision of a deleted session that forks hold. A fork's origin has the
 // id of the last commit that the fork shares. That commit has to be there, and commits chain by
-// hash, so a history whose end is hidden by damage is noticed.
+// hash. So the collector notices damage that hides the end of a history.
 func (cy *cycle) held(ctx context.Context, v *view) (most head.Revision, err error) {
 	holders, err := cy.holders(ctx, v.inc, v.life)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -29,7 +30,7 @@ func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 			if err := s.Seal(ctx); err != nil {
 				t.Error(err)
 			}
-			if _, err := s.Prune(ctx, turnstone.Retention(commits-sealed)); err != nil {
+			if _, err := s.Prune(ctx, head.Retention(commits-sealed)); err != nil {
 				t.Error(err)
 			}
 		}

@@ -133,13 +133,13 @@ func revisions(refs []head.Kept) []head.Revision {
 	return slices.Compact(out)
 }
 
-// below returns those of some ascending revisions that are below a floor.
+// below returns the revisions of all that are below a floor. all is ascending.
 func below(all []head.Revision, floor head.Revision) []head.Revision {
 	n, _ := slices.BinarySearch(all, floor)
 	return all[:n:n]
 }
 
-// without returns those of all that are not among some, which are ascending.
+// without returns the revisions of all that are not in some. some is ascending.
 func without(all, some []head.Revision) []head.Revision {
 	return slices.DeleteFunc(slices.Clone(all), func(r head.Revision) bool {
 		_, found := slices.BinarySearch(some, r)

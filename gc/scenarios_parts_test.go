@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // session does something with a session that may be gone by then.
@@ -33,7 +34,7 @@ func next(id string, i int) func(w *world) error {
 	})
 }
 
-func pruneTo(id string, keep turnstone.Retention) func(w *world) error {
+func pruneTo(id string, keep head.Retention) func(w *world) error {
 	return session(id, func(w *world, s *turnstone.Session) error { _, err := s.Prune(w.ctx, keep); return err })
 }
 

@@ -9,13 +9,14 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A scenario is a store and parties that do something to it at the same time.
 type scenario struct {
 	name   string
 	before func(w *world) error
-	keep   turnstone.Retention
+	keep   head.Retention
 	later  time.Duration // the clock of the parties
 	actors []party
 }

@@ -16,7 +16,7 @@ import (
 // the session (a view), adds the edges of new commits (index.go), derives edges anew from
 // which vacuum has detached a reference (detach.go), and drops the edges that retention or
 // deletion has ended (retain.go, release.go). Finally it writes the bookmark and removes the
-// dirty record, guarded on the value that it read before, and on the head: a change that came in
+// dirty record. The removal guards the dirty record as it was read before, and the head. So a change that came in
 // between keeps its dirty record.
 //
 //	read       lifecycle, dirty record, bookmark, head
@@ -25,9 +25,8 @@ import (
 //	write      bookmark, stale record                         guard the lifecycle record
 //	remove     dirty record, and note that in the head        guard both, and the lifecycle record
 //
-// A cycle that is cut off between two of these leaves the dirty record, and the next cycle does
-// the same work again from the bookmark that stands. Adding and dropping edges a second time
-// changes nothing.
+// A cycle that is cut off between two of these steps leaves the dirty record. The next cycle does the same work
+// again, from the bookmark in the store. Adding and dropping edges a second time changes nothing.
 
 // A view has the records of a session, from one moment, and what an update of the index has
 // found out about the session.
@@ -78,9 +77,9 @@ func (r *retrier) again(err error) bool {
 }
 
 // session brings the index up to date with one session. It begins anew when the session
-// changes meanwhile. From the fourth attempt on it leaves the dirty record, which a session
-// that is committed to all the time would not let it remove. A sweep is safe all the same: a
-// commit that came after the candidates were condemned has seen them condemned.
+// changes meanwhile. From the fourth attempt on it leaves the dirty record: if somebody commits to the session all
+// the time, the record can't be removed. A sweep is safe all the same: a commit that came after the candidates
+// were condemned has seen them condemned.
 func (cy *cycle) session(ctx context.Context, inc head.Incarnation) error {
 	before := cy.Commits
 	defer func() {

@@ -33,8 +33,8 @@ import (
 //	   saw the blob live, before the condemnation, its own guard is false, and it looks again.
 //	c  It finds no mark, and stores the blob anew.
 //
-// A commit of kind b may also be read by the recheck, which revives the blob like the commit
-// did. A cycle that is cut off leaves condemned candidates. The next sweep comes to them again.
+// The recheck may also read a commit of kind b. Then it revives the blob, as the commit did. A cycle that
+// is cut off leaves condemned candidates. The next sweep comes to them again.
 
 // sweepSize is how many candidates are condemned at once. It bounds what is in memory, and
 // decides how often changes are looked at again.

@@ -11,22 +11,22 @@ import (
 )
 
 // This file finds out to which nodes of a session its retained revisions lead. A session's nodes
-// are a tree: a commit may go on from any node, and what it does not go on from is a side
-// branch. Vacuum prunes a side branch below the floor when no leaf of a retained revision is
+// are a tree: a commit may go on from any node, and the nodes that it does not go on from are a
+// side branch. Vacuum prunes a side branch below the floor when no leaf of a retained revision is
 // on it or on a branch that begins from it.
 //
 //	revision   1     2     3     4     5
 //	           o─────o─────o                 revision 3 is a side branch: pruned with floor 4
 //	                 └───────────o─────o     leads to the leaves of revisions 4 and 5: shown
 //
-// The nodes are read in their order, so that the last node that is shown says it for those
-// before it on the same branch.
+// The nodes are read in their order. If a node is shown, so are all nodes before it on the same
+// branch.
 
 // A tree says which nodes of a session are shown by retained revisions. Most nodes follow the one
 // before them, so a tree takes memory for the branches only.
 type tree struct {
 	floor    uint64                      // Nodes from this revision on are shown.
-	named    uint64                      // So are those up to this one, which is kept by name.
+	named    uint64                      // Nodes up to this revision are shown, too: it is kept by name.
 	branches []branch                    // in the order of their first nodes
 	places   map[graph.ID]graph.Position // of nodes that branches begin from, and of leaves
 }
@@ -99,8 +99,7 @@ func (c *cleaning) leaves(ctx context.Context, last head.Revision) (map[graph.ID
 }
 
 // readBranches reads the branches of the tree, and the places of leaves and of the nodes that
-// branches begin from. Such a node comes before its branch, so its place takes a second
-// reading.
+// branches begin from. Such a node comes before its branch, so a second reading finds its place.
 func (c *cleaning) readBranches(ctx context.Context, p *plan, t *tree, last head.Revision, leaves map[graph.ID]bool) error {
 	parents := map[graph.ID]bool{}
 	before := p.before

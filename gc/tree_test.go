@@ -65,7 +65,7 @@ func TestG10_VacuumPrunesWhatNoRetainedRevisionLeadsTo(t *testing.T) {
 				}
 			}
 			retain := head.Revision(1 + rng.IntN(4))
-			if _, err := s.Prune(ctx, turnstone.Retention(retain)); err != nil {
+			if _, err := s.Prune(ctx, head.Retention(retain)); err != nil {
 				t.Fatal(err)
 			}
 			vacuumed(t, st)

@@ -23,8 +23,8 @@ import (
 //	finished            pin, pin, pin         its blobs were committed
 //	collected                         grant   or nothing
 //
-// A finished upload leaves its pins to the collector. They go when the collector has given the
-// items of lists their edges, so that the list keeps the chunks from then on.
+// A finished upload leaves its pins to the collector. The collector removes them once it has
+// given the items of lists their edges: from then on the lists keep the chunks.
 
 // A pin is a record under keys.Upload: an upload's own record, the pin of a blob, or a grant.
 type pin struct {
@@ -34,7 +34,7 @@ type pin struct {
 	blob keys.Hash        // zero for the upload itself
 }
 
-// eachPin calls f for the pins of a range. Of a grant, Owner is the session that it is for.
+// eachPin calls f for the pins of a range. The Owner of a grant is the session that it is for.
 func (cy *cycle) eachPin(ctx context.Context, r engine.Range, f func(pin) error) error {
 	return cy.each(ctx, r, "upload", func(e entry) error {
 		p, err := blob.DecodePin(e.Key, e.Value)
@@ -49,9 +49,9 @@ func (cy *cycle) eachPin(ctx context.Context, r engine.Range, f func(pin) error)
 	})
 }
 
-// uploads ends the uploads and grants that have expired, and makes the blobs of uploads that
-// are over candidates. The pins of an upload follow each other, after its own record if it
-// has one, and are dealt with together.
+// uploads ends the uploads and grants that have expired, and turns the blobs of uploads that are
+// over into candidates. The pins of an upload follow each other, after its own record if it has
+// one, and are dealt with together.
 func (cy *cycle) uploads(ctx context.Context) error {
 	var last *keys.Incarnation
 	return cy.eachPin(ctx, cy.space.All(keys.Upload), func(p pin) error {
@@ -84,8 +84,8 @@ func (cy *cycle) uploadStands(ctx context.Context, p pin) (bool, error) {
 }
 
 // expire removes p, the record of an upload or a grant, if its time is over or its session is
-// deleted, and makes the blobs of pinned candidates. The pins of an upload go later: see orphans.
-// It reports whether the upload or grant stands.
+// deleted. Then it turns the blobs in pinned into candidates. The pins of an upload go later: see
+// orphans. It reports whether the upload or grant stands.
 func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands bool, err error) {
 	if cy.began.Before(p.Expires) {
 		deleted, err := cy.deleted(ctx, p.Owner)

@@ -39,7 +39,7 @@ func (c *Collector) Vacuum(ctx context.Context, o Pass) (*VacuumReport, []head.I
 	}
 	v := &vacuum{cycle: cy}
 	err = cy.end(ctx, cy.verdict(ctx, v.all(ctx)))
-	if err == nil {
+	if err == nil && !o.NoCompaction {
 		cy.enter("engine")
 		err = c.engine.Vacuum(ctx)
 		cy.step(1)
@@ -65,7 +65,8 @@ func (v *vacuum) all(ctx context.Context) error {
 	if err := v.records(ctx); err != nil {
 		return err
 	}
-	// What was erased has left detached records. An index that was derived anew is whole by now.
+	// Erased nodes have left detached records for a second collection. If the index was derived anew, it
+	// is whole by now.
 	v.Full = false
 	v.Roots = 0 // The second collection counts them again.
 	return v.collect(ctx)

@@ -19,9 +19,9 @@ import (
 //	blob ◄─ 2 ◄─ 3 ◄─ 4 ◄─ 5 ◄─ 6        before: 4 needs 3, 2 and the blob
 //	                  4 ◄─ 5 ◄─ 6        after:  4 is stored whole
 //
-// A reader that meets the change finds a version missing and reads again: damage is what two
-// readings find alike. The batch that stores 4 whole guards the lifecycle record, like all batches
-// of a cleaning.
+// A reader that meets the change finds a version missing, and reads again. Only what two readings
+// find alike is damage. The batch that stores 4 whole guards the lifecycle record, like all
+// batches of a cleaning.
 
 // needed says which versions below a session's floor are in the checkpoints of retained
 // revisions. The versions that a revision from the floor on set are all needed.
@@ -173,9 +173,9 @@ func (c *cleaning) cutChain(ctx context.Context, need *needed, chain blob.Chain)
 	return nil
 }
 
-// storeWhole stores a version of the part name whole. The batch that makes it whole also asks
-// for the session's edge to the blob that its chain began with to be derived anew. A version
-// that takes several values is whole when the first of them is: the others are stored before.
+// storeWhole stores a version of the part name whole. The batch also asks the collector to derive
+// anew the session's edge to the blob at the beginning of the chain. A version that takes several
+// values is whole when the first of them is: the others are stored before.
 func (c *cleaning) storeWhole(ctx context.Context, name string, chain blob.Chain, v *blob.Version) error {
 	p, err := c.partSet(ctx, c.inc, name, head.Revision(v.Revision))
 	if err != nil {

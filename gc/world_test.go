@@ -42,8 +42,8 @@ var epoch = time.Unix(1_700_000_000, 0)
 // another process would.
 type world struct {
 	*turnstone.Store
-	ctx  context.Context     // of all that the party does
-	keep turnstone.Retention // of prune
+	ctx  context.Context // of all that the party does
+	keep head.Retention  // of prune
 }
 
 // prune prunes all sessions.
@@ -54,7 +54,7 @@ func (w *world) prune() error {
 
 // open opens the store on e. Its random numbers depend on seed. Its clock stands, later than
 // epoch.
-func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retention) (*world, error) {
+func open(e engine.Engine, seed byte, later time.Duration, keep head.Retention) (*world, error) {
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{
 		InlineBytes: 1, // so that there are blobs
 		NoAutoSeal:  true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour,

@@ -144,7 +144,8 @@ func (n *Node) decodeContent(d *codec.Decoder, payloads []byte) []byte {
 // payload counts by its blob id. It is part of the format.
 const MaxPlain = 5 << 10
 
-// Limits of what a pack may hold; the root package checks them before any effect.
+// Limits of what a stored pack may hold: lowering one makes stored packs unreadable. The root package (options.go)
+// limits requests.
 const (
 	MaxNodes       = 4096 // of a commit
 	MaxAttachments = 64   // of a node

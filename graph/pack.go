@@ -38,12 +38,12 @@ const (
 	refID                  // byte string
 )
 
-// Append encodes p as two items, salt and [node, …], a node as
-// [parent, kind, key, payload, attachments]. An erased node is
-// [parent, kind, key, digest], and then the salt is an array of those of the
-// nodes, null for an erased one. A pack without nodes has null as its salt. Inline payloads are
-// appended to payloads, which Append returns: by themselves they compress better. before is the id
-// of the last node of the session before p, or zero if a reader of p will not know it.
+// Append encodes p as two items: salt and [node, …]. A node is [parent, kind, key, payload,
+// attachments]. An erased node is [parent, kind, key, digest]. If p has an erased node, salt is an
+// array of the salts of the nodes, with null for an erased one. A pack without nodes has null as
+// its salt. Append appends inline payloads to payloads, and returns the result: by themselves they
+// compress better. before is the id of the last node of the session before p, or zero if a reader
+// of p will not know it.
 func (p *Pack) Append(e *codec.Encoder, payloads []byte, before ID) []byte {
 	switch {
 	case len(p.Nodes) == 0:
@@ -80,9 +80,9 @@ func (p *Pack) Append(e *codec.Encoder, payloads []byte, before ID) []byte {
 	return payloads
 }
 
-// Erase removes the content of the i-th node and the commit's salt, from which
-// that of the node could be derived, and with it a short content be guessed.
-// The ids stay as they are.
+// Erase removes the content of the i-th node. It also removes the commit's salt, because the
+// node's salt can be derived from that, and with the node's salt somebody could guess a short
+// content. The ids stay as they are.
 func (p *Pack) Erase(i int) {
 	n := &p.Nodes[i]
 	if n.Erased {

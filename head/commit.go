@@ -17,6 +17,7 @@ type Commit struct {
 	Previous   CommitID
 	Leaf       graph.ID
 	Last       graph.ID             // see Base.Last: a reader that enters here needs both
+	Depth      uint64               // how many nodes the path to Leaf has, those that are inherited or hidden included
 	Nodes      int                  // how many this commit added
 	NodeDigest [codec.HashSize]byte // of the node ids; zero when the nodes are one chain that ends in Leaf
 	PartsAt    Revision             // the last commit that changed the checkpoint; this one's own revision if it did
@@ -32,10 +33,11 @@ type Commit struct {
 // Body returns the canonical encoding.
 func (c *Commit) Body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 192)}
-	e.Array(11)
+	e.Array(12)
 	e.Uint(uint64(c.Revision))
 	e.Bytes(c.Previous[:])
 	appendEnds(&e, c.Leaf, c.Last)
+	e.Uint(c.Depth)
 	e.Uint(uint64(c.Nodes))
 	e.ID(c.NodeDigest)
 	if c.PartsAt == c.Revision {
@@ -82,10 +84,11 @@ func IDOf(body []byte) CommitID { return codec.CommitHash.Sum(body) }
 func DecodeCommit(body []byte) (*Commit, error) {
 	d := codec.Decoder{B: body}
 	var c Commit
-	d.Shape(11)
+	d.Shape(12)
 	c.Revision = Revision(d.Uint())
 	d.Fixed(c.Previous[:])
 	c.Leaf, c.Last = decodeEnds(&d)
+	c.Depth = decodeDepth(&d, c.Leaf)
 	n := d.Uint()
 	if n > graph.MaxNodes {
 		d.Fail("%d nodes", n)
@@ -139,7 +142,7 @@ func (c *Commit) PartBytes() (n uint64) {
 
 // Base returns what the next commit builds on. id is the commit's own.
 func (c *Commit) Base(id CommitID) Base {
-	return Base{Revision: c.Revision, Commit: id, Leaf: c.Leaf, Last: c.Last, PartsAt: c.PartsAt, Time: c.Time}
+	return Base{Revision: c.Revision, Commit: id, Leaf: c.Leaf, Last: c.Last, Depth: c.Depth, PartsAt: c.PartsAt, Time: c.Time}
 }
 
 // How a compact commit says which leaf it has: one of these numbers, null for none, or an id.
@@ -149,8 +152,8 @@ const (
 )
 
 // AppendCompact encodes what a reader of the commits before and of the commit's nodes does not know
-// of the commit, as six items: leaf, checkpoint, usage, turn id, labels, and the time since the commit
-// before, in zigzag encoding.
+// of the commit, as seven items: leaf, the length of its path less that of the commit before, checkpoint, usage, turn
+// id, labels, and the time since the commit before. What may be less than before is in zigzag encoding.
 func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	switch {
 	case c.Leaf.IsZero():
@@ -162,6 +165,7 @@ func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	default:
 		e.Bytes(c.Leaf[:])
 	}
+	e.Uint(zigzag(int64(c.Depth - before.Depth)))
 	if c.PartsAt == c.Revision {
 		c.appendParts(e)
 	} else {
@@ -170,9 +174,14 @@ func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	appendUsage(e, c.Usage)
 	e.Text(c.Turn)
 	appendLabels(e, c.Labels)
-	d := c.Time.UnixNano() - before.Time.UnixNano()
-	e.Uint(uint64(d)<<1 ^ uint64(d>>63))
+	e.Uint(zigzag(c.Time.UnixNano() - before.Time.UnixNano()))
 }
+
+// zigzag maps 0, -1, 1, -2 and so on to 0, 1, 2, 3, so that a number near zero of either sign gets a short encoding.
+func zigzag(n int64) uint64 { return uint64(n)<<1 ^ uint64(n>>63) }
+
+// unzigzag returns the number that zigzag maps to n.
+func unzigzag(n uint64) int64 { return int64(n>>1 ^ -(n & 1)) }
 
 // DecodeCompact decodes what AppendCompact encodes. Complete has to be called when the commit's
 // nodes are known.
@@ -189,6 +198,11 @@ func DecodeCompact(d *codec.Decoder, before *Base) *Commit {
 	default:
 		d.Fixed(c.Leaf[:])
 	}
+	if longer := unzigzag(d.Uint()); longer < -int64(before.Depth) {
+		d.Fail("length of the path %d less than nothing", longer)
+	} else {
+		c.Depth = before.Depth + uint64(longer)
+	}
 	if d.Null() {
 		c.PartsAt = before.PartsAt
 	} else {
@@ -198,8 +212,7 @@ func DecodeCompact(d *codec.Decoder, before *Base) *Commit {
 	c.Usage = decodeUsage(d, MaxModels)
 	c.Turn = d.Text()
 	c.Labels = decodeLabels(d)
-	n := d.Uint()
-	nanos := before.Time.UnixNano() + int64(n>>1^-(n&1))
+	nanos := before.Time.UnixNano() + unzigzag(d.Uint())
 	if nanos < 0 {
 		d.Fail("time %d", nanos)
 	}

@@ -4,7 +4,7 @@
 //	Head         the revision, the leaf, the last commit, totals: every commit guards and replaces it
 //	Commit       a link in a chain of hashes, and State, what the chain adds up to
 //	Life         the lifecycle: what excludes tombstones, forks, deletion, sealing and vacuum from each other
-//	Metadata     the id and the description of a session
+//	About        the id of a session, and its metadata
 //	Origin       of an attached fork: its ancestors, and how much it shares of each
 //	Kept, Tombstone, Entry, Place    kept revisions, hidden nodes, and places in lists
 //	Store, CopyNote                  the record of the store, and of a copy into it
@@ -24,8 +24,8 @@ import (
 // A Revision counts the commits of a session: it is 0 when the session is created, and
 // every commit increases it by one.
 //
-// In JSON it is a number, but for two values that stand for something else, and that not all readers of JSON have as
-// integers: "any" is turnstone.AnyRevision, and "zero" turnstone.RevisionZero.
+// In JSON it is a number, except for two special values, which not all readers of JSON have as integers:
+// turnstone.AnyRevision is "any", and turnstone.RevisionZero is "zero".
 type Revision uint64
 
 const (
@@ -91,7 +91,7 @@ type Part struct {
 	Set  Revision `json:"set"`  // the revision that set the part last; 0 if a fork has it from its parent
 	// Whole is the revision that set the nearest version before this one that is
 	// stored whole, as a blob. It is Set itself if this version is. Otherwise the
-	// session stores this version as a delta, some deltas away from that one.
+	// session stores this version as a delta: one or more deltas lead to it from the version stored whole.
 	Whole Revision `json:"whole"`
 }
 

@@ -23,21 +23,24 @@ var (
 	aHead = head.Head{
 		Incarnation: head.Incarnation{9}, Bytes: 11, PackBytes: 12, Collected: true, Fed: 13,
 		State: head.State{
-			Base:  head.Base{Revision: 7, Leaf: graph.ID{1}, Last: graph.ID{2}, Commit: head.CommitID{3}, PartsAt: 7, Time: when},
+			Base:  head.Base{Revision: 7, Leaf: graph.ID{1}, Last: graph.ID{2}, Commit: head.CommitID{3}, Depth: 9, PartsAt: 7, Time: when},
 			Parts: parts, Usage: usage, Nodes: 10, PartBytes: 13,
 		},
 	}
 	aCommit = head.Commit{
-		Revision: 7, Previous: head.CommitID{1}, Leaf: graph.ID{2}, Last: graph.ID{3}, Nodes: 4, NodeDigest: [32]byte{5},
+		Revision: 7, Previous: head.CommitID{1}, Leaf: graph.ID{2}, Last: graph.ID{3}, Depth: 9, Nodes: 4, NodeDigest: [32]byte{5},
 		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Labels: map[string]string{"a": "1", "b": ""}, Time: when,
 	}
-	anAbout = head.Metadata{
-		ID: "id", Incarnation: head.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Group: "g/h", Parent: head.Incarnation{7}, ForkNode: graph.ID{4},
-		Detached: true, Summary: true, Keep: 8, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
+	anAbout = head.About{
+		ID: "id", Incarnation: head.Incarnation{1}, Metadata: head.Metadata{
+			Name: "n", Model: "m", Cwd: "/", Group: "g/h", Labels: map[string]string{"x": "1", "a": ""}, Retention: 8,
+			Custom: []byte(`{"a":1}`), HostCreated: when, HostUpdated: when,
+		},
+		Parent: head.Incarnation{7}, ForkNode: graph.ID{4}, Detached: true, Summary: true, Created: when, Updated: when,
 	}
 	aLife    = head.Life{Session: keys.Hash{1}, State: head.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5, Packed: 3, Forks: 6, Refs: 7, Stones: 8, Runs: []head.Run{{Last: 3, Bits: 1}, {Last: 4}}}
-	aPlace   = head.Place{Time: 5, Lists: []keys.List{{1}, {2, 3}}}
-	anOrigin = head.Origin{Ancestors: []head.Ancestor{{Incarnation: head.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Parts: []head.Part{parts[0]}}
+	aPlace   = head.Place{Time: 5, Ahead: true, Lists: []keys.List{{1}, {2, 3}}}
+	anOrigin = head.Origin{Ancestors: []head.Ancestor{{Incarnation: head.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Depth: 9, Parts: []head.Part{parts[0]}}
 )
 
 // records are one of each type, and how to read it back.
@@ -54,7 +57,7 @@ func records() map[string]struct {
 	return map[string]r{
 		"head":   {aHead.Encode(key), &aHead, func(k, v []byte) (any, error) { return head.DecodeHead(k, v) }},
 		"commit": {codec.Encode(key, keys.Segment, aCommit.Body()), &aCommit, decodeCommit},
-		"about":  {anAbout.Encode(key), &anAbout, func(k, v []byte) (any, error) { return head.DecodeMetadata(k, v) }},
+		"about":  {anAbout.Encode(key), &anAbout, func(k, v []byte) (any, error) { return head.DecodeAbout(k, v) }},
 		"life":   {aLife.Encode(key), &aLife, func(k, v []byte) (any, error) { return head.DecodeLife(k, v) }},
 		"place":  {aPlace.Encode(key), &aPlace, func(k, v []byte) (any, error) { return head.DecodePlace(k, v) }},
 		"origin": {anOrigin.Encode(key), &anOrigin, func(k, v []byte) (any, error) { return head.DecodeOrigin(k, v) }},
@@ -135,7 +138,7 @@ func FuzzDecode(f *testing.F) {
 				again = v.Encode(key)
 			case *head.Commit:
 				again = codec.Encode(key, typ, v.Body())
-			case *head.Metadata:
+			case *head.About:
 				again = v.Encode(key)
 			case *head.Life:
 				again = v.Encode(key)

@@ -34,8 +34,8 @@ func DecodeKept(key, value []byte) (*Kept, error) {
 }
 
 // ReadKept reads the revisions of inc that are kept by name, in the order of their
-// keys. life is its lifecycle record: a scan alone is no witness of what is not
-// there.
+// keys. life is the lifecycle record of inc. It has the number of kept revisions, because a scan alone
+// can't show that one is missing.
 func ReadKept(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnation, life *Life) ([]Kept, error) {
 	if life.Refs == 0 {
 		return nil, nil

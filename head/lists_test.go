@@ -44,12 +44,16 @@ func (s *shelf) do(f func(b *engine.Batch, old []byte)) bool {
 }
 
 // check checks that the engine has an entry of the session in each of the lists, at a time, and
-// nothing else but the record of the place, which says so.
-func (s *shelf) check(at time.Time, session keys.Hash, lists ...keys.List) {
+// nothing else but the record of the place, which says so. If the session is ahead, it has two entries for each list.
+func (s *shelf) check(at time.Time, ahead bool, session keys.Hash, lists ...keys.List) {
 	s.t.Helper()
 	want := map[head.Entry]bool{}
 	for _, l := range append(lists, keys.List{}) {
-		want[head.Entry{List: l, Time: uint64(at.UnixNano()), Incarnation: s.inc, Session: session}] = true
+		e := head.Entry{List: l, Time: uint64(at.UnixNano()), Incarnation: s.inc, Session: session}
+		if want[e] = true; ahead {
+			e.List = l.Ahead()
+			want[e] = true
+		}
 	}
 	var place *head.Place
 	for p, err := range s.e.Scan(s.t.Context(), s.space.Everything()) {
@@ -68,7 +72,7 @@ func (s *shelf) check(at time.Time, session keys.Hash, lists ...keys.List) {
 		}
 		delete(want, e)
 	}
-	if len(want) > 0 || place == nil || len(place.Lists) != len(lists) {
+	if len(want) > 0 || place == nil || len(place.Lists) != len(lists) || place.Ahead != ahead {
 		s.t.Fatalf("missing: %v; place: %+v", want, place)
 	}
 	for _, e := range place.Entries(s.inc, session) {
@@ -83,45 +87,57 @@ func TestEntriesFollowTheSession(t *testing.T) {
 	s := newShelf(t)
 	one, two := keys.Hash{1}, keys.Hash{2}
 	parent := head.Incarnation{7}
-	a := head.Metadata{Incarnation: s.inc, Parent: parent, Group: "a/bc/d", Labels: map[string]string{"x": "1", "y": "2", ".fact": "3"}}
+	a := head.About{Incarnation: s.inc, Parent: parent, Metadata: head.Metadata{Group: "a/bc/d", Labels: map[string]string{"x": "1", "y": "2", ".fact": "3"}}}
 	groups := []keys.List{s.space.Grouped("a"), s.space.Grouped("a/bc"), s.space.Grouped("a/bc/d")}
 	full := append([]keys.List{keys.Children(parent), s.space.Labelled("x", "1"), s.space.Labelled("y", "2")}, groups...)
 	now := when
 	s.do(func(b *engine.Batch, _ []byte) { head.AddToLists(b, s.space, &a, one, now) })
-	s.check(now, one, full...)
+	s.check(now, false, one, full...)
 
 	move := func(at time.Time) bool {
 		return s.do(func(b *engine.Batch, old []byte) { head.MoveInLists(b, s.space, s.inc, one, old, at) })
 	}
-	if move(now.Add(head.MoveWindow-1)) || move(now.Add(-time.Hour)) {
-		t.Error("moved within the window, or back")
+	if move(now) || move(now.Add(-time.Hour)) {
+		t.Error("moved at the same time, or back")
 	}
-	s.check(now, one, full...)
+	s.check(now, false, one, full...)
+	if !move(now.Add(1)) {
+		t.Error("the first update within the window is not noted")
+	}
+	s.check(now, true, one, full...)
+	if move(now.Add(head.MoveWindow-1)) || move(now.Add(-time.Hour)) {
+		t.Error("another update within the window, or before, wrote something")
+	}
+	s.check(now, true, one, full...)
 	if now = now.Add(head.MoveWindow); !move(now) {
 		t.Error("not moved after the window")
 	}
-	s.check(now, one, full...)
+	s.check(now, false, one, full...)
 
 	change := func(at time.Time) bool {
 		return s.do(func(b *engine.Batch, old []byte) { head.ChangeLists(b, s.space, &a, one, old, at) })
 	}
-	if change(now.Add(1)) {
+	if change(now) {
 		t.Error("metadata that change no list wrote entries")
 	}
 	a.Labels[".fact"] = "4"
-	if change(now.Add(1)) {
+	if change(now) {
 		t.Error("a label that is not indexed wrote entries")
 	}
 	a.Group, a.Labels = "a/other", map[string]string{"x": "1"}
-	change(now.Add(1)) // Within the window it stays where it is.
+	change(now.Add(1)) // Within the window it stays where it is, and is ahead.
 	lists := []keys.List{keys.Children(parent), s.space.Labelled("x", "1"), s.space.Grouped("a"), s.space.Grouped("a/other")}
-	s.check(now, one, lists...)
+	s.check(now, true, one, lists...)
+	s.do(func(b *engine.Batch, old []byte) { head.RenameInLists(b, s.space, s.inc, two, old) })
+	s.check(now, true, two, lists...)
+	s.do(func(b *engine.Batch, old []byte) { head.RenameInLists(b, s.space, s.inc, one, old) })
 	a.Group, now = "", now.Add(time.Second)
 	change(now)
-	s.check(now, one, lists[:2]...)
+	s.check(now, false, one, lists[:2]...)
 
 	s.do(func(b *engine.Batch, old []byte) { head.RenameInLists(b, s.space, s.inc, two, old) })
-	s.check(now, two, lists[:2]...)
+	s.check(now, false, two, lists[:2]...)
+	change(now.Add(1))
 	s.do(func(b *engine.Batch, old []byte) { head.RemoveFromLists(b, s.space, s.inc, old) })
 	for p := range s.e.Scan(t.Context(), s.space.Everything()) {
 		t.Errorf("left: %x", p.Key)
@@ -139,9 +155,9 @@ func TestAPlaceThatIsLostIsMadeAnewFromTheMetadata(t *testing.T) {
 		if s.do(func(b *engine.Batch, old []byte) { head.MoveInLists(b, s.space, s.inc, keys.Hash{1}, old, when) }) {
 			t.Error("moved from an unknown place")
 		}
-		a := head.Metadata{Incarnation: s.inc, Group: "g"}
+		a := head.About{Incarnation: s.inc, Metadata: head.Metadata{Group: "g"}}
 		s.do(func(b *engine.Batch, old []byte) { head.ChangeLists(b, s.space, &a, keys.Hash{1}, old, when) })
-		s.check(when, keys.Hash{1}, s.space.Grouped("g"))
+		s.check(when, false, keys.Hash{1}, s.space.Grouped("g"))
 	}
 }
 
@@ -150,7 +166,7 @@ func TestWhoMovesASessionGuardsItsPlace(t *testing.T) {
 	space, inc := keys.New("", [32]byte{1}), head.Incarnation{0xaa}
 	key := space.Place(inc)
 	old := (&head.Place{Time: 1}).Encode(key)
-	a := head.Metadata{Incarnation: inc, Group: "g"}
+	a := head.About{Incarnation: inc, Metadata: head.Metadata{Group: "g"}}
 	for i, f := range []func(b *engine.Batch){
 		func(b *engine.Batch) { head.MoveInLists(b, space, inc, keys.Hash{1}, old, when) },
 		func(b *engine.Batch) { head.ChangeLists(b, space, &a, keys.Hash{1}, old, when) },
@@ -161,6 +177,30 @@ func TestWhoMovesASessionGuardsItsPlace(t *testing.T) {
 		f(&b)
 		if len(b.Guards) != 1 || !bytes.Equal(b.Guards[0].Key, key) || !bytes.Equal(b.Guards[0].Value, old) {
 			t.Error(i, fmt.Sprint(b.Guards))
+		}
+	}
+}
+
+// An update within the window sets one entry for each list, and the one after it deletes two and sets one.
+func TestWhatAnUpdateWritesOfManyLists(t *testing.T) {
+	space, inc, session := keys.New("", [32]byte{1}), head.Incarnation{0xaa}, keys.Hash{1}
+	a := head.About{Incarnation: inc, Metadata: head.Metadata{Labels: map[string]string{}}}
+	for i := range 24 {
+		a.Labels[fmt.Sprint(i)] = "x"
+	}
+	var b engine.Batch
+	place := head.AddToLists(&b, space, &a, session, when)
+	for _, c := range []struct {
+		after         time.Duration
+		deleted, sets int // sets are of entries, without the record of the place
+	}{{1, 0, 25}, {2, 0, -1}, {head.MoveWindow, 50, 25}} {
+		b = engine.Batch{}
+		head.MoveInLists(&b, space, inc, session, place, when.Add(c.after))
+		if len(b.Deletes) != c.deleted || len(b.Sets)-1 != c.sets {
+			t.Errorf("after %v: %d deleted, %d set", c.after, len(b.Deletes), len(b.Sets)-1)
+		}
+		if len(b.Sets) > 0 {
+			place = b.Sets[len(b.Sets)-1].Value
 		}
 	}
 }

@@ -23,12 +23,13 @@ const MaxAncestors = 256
 // An Origin is what an attached fork begins with; it never changes.
 type Origin struct {
 	Ancestors []Ancestor // the first one is no fork
+	Depth     uint64     // how many nodes the path to the fork node has
 	Parts     []Part     // the checkpoint at the fork, Set is 0
 }
 
 func (o *Origin) body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 160*len(o.Ancestors)+64)}
-	e.Array(2)
+	e.Array(3)
 	e.Array(len(o.Ancestors))
 	for _, a := range o.Ancestors {
 		e.Array(6)
@@ -39,6 +40,7 @@ func (o *Origin) body() []byte {
 		e.Uint(uint64(a.Nodes))
 		e.Uint(a.Epoch)
 	}
+	e.Uint(o.Depth)
 	appendParts(&e, o.Parts)
 	return e.B
 }
@@ -57,7 +59,7 @@ func DecodeOrigin(key, value []byte) (*Origin, error) {
 	}
 	d := codec.Decoder{B: body}
 	var o Origin
-	d.Shape(2)
+	d.Shape(3)
 	o.Ancestors = make([]Ancestor, d.Array(MaxAncestors))
 	for i := range o.Ancestors {
 		a := &o.Ancestors[i]
@@ -72,6 +74,11 @@ func DecodeOrigin(key, value []byte) (*Origin, error) {
 		a.Nodes = int(n)
 		a.Epoch = d.Uint()
 	}
+	node := graph.ID{}
+	if len(o.Ancestors) > 0 {
+		node = o.Node()
+	}
+	o.Depth = decodeDepth(&d, node)
 	o.Parts = decodeParts(&d)
 	return &o, d.Done()
 }

@@ -25,6 +25,7 @@ type Base struct {
 	Commit   CommitID
 	Leaf     graph.ID  // where the next turn goes on; zero before the first node
 	Last     graph.ID  // the node that was appended last, which need not be on the path to Leaf; before there is one, the first leaf
+	Depth    uint64    // how many nodes the path to Leaf has
 	PartsAt  Revision  // the last commit that changed the checkpoint
 	Time     time.Time // of the commit
 }
@@ -70,7 +71,7 @@ func Begin(inc Incarnation, o *Origin) State {
 	s := State{Base: Base{Commit: Genesis(inc, o), Time: time.Unix(0, 0).UTC()}}
 	if o != nil {
 		s.Leaf = o.Node()
-		s.Last, s.Parts = s.Leaf, o.Parts
+		s.Last, s.Depth, s.Parts = s.Leaf, o.Depth, o.Parts
 	}
 	return s
 }
@@ -128,10 +129,23 @@ func decodeEnds(d *codec.Decoder) (leaf, last graph.ID) {
 	return leaf, last
 }
 
-// Append encodes b except its revision, as five items.
+// decodeDepth decodes the length of the path to a leaf.
+func decodeDepth(d *codec.Decoder, leaf graph.ID) uint64 {
+	n := d.Uint()
+	if (n == 0) != leaf.IsZero() || n > MaxDepth {
+		d.Fail("path of %d nodes", n)
+	}
+	return n
+}
+
+// MaxDepth bounds the length of a path: more nodes than a session can get.
+const MaxDepth = 1 << 48
+
+// Append encodes b except its revision, as six items.
 func (b *Base) Append(e *codec.Encoder) {
 	e.Bytes(b.Commit[:])
 	appendEnds(e, b.Leaf, b.Last)
+	e.Uint(b.Depth)
 	e.Uint(uint64(b.PartsAt))
 	appendTime(e, b.Time)
 }
@@ -141,6 +155,7 @@ func DecodeBase(d *codec.Decoder, revision Revision) (b Base) {
 	b.Revision = revision
 	d.Fixed(b.Commit[:])
 	b.Leaf, b.Last = decodeEnds(d)
+	b.Depth = decodeDepth(d, b.Leaf)
 	if b.PartsAt = Revision(d.Uint()); b.PartsAt > revision {
 		d.Fail("checkpoint of revision %d", b.PartsAt)
 	}
@@ -148,7 +163,7 @@ func DecodeBase(d *codec.Decoder, revision Revision) (b Base) {
 	return b
 }
 
-// Append encodes s except its revision, as nine items.
+// Append encodes s except its revision, as ten items.
 func (s *State) Append(e *codec.Encoder) {
 	s.Base.Append(e)
 	appendParts(e, s.Parts)
@@ -169,7 +184,7 @@ func DecodeState(d *codec.Decoder, revision Revision) (s State) {
 // Encode returns h's record for key.
 func (h *Head) Encode(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.Head, codec.Version)}
-	e.Array(15)
+	e.Array(16)
 	e.Bytes(h.Incarnation[:])
 	e.Uint(uint64(h.Revision))
 	h.State.Append(&e)
@@ -188,7 +203,7 @@ func DecodeHead(key, value []byte) (*Head, error) {
 	}
 	d := codec.Decoder{B: body}
 	var h Head
-	d.Shape(15)
+	d.Shape(16)
 	d.Fixed(h.Incarnation[:])
 	h.State = DecodeState(&d, Revision(d.Uint()))
 	h.Bytes, h.PackBytes = d.Uint(), d.Uint()

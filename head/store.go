@@ -17,7 +17,7 @@ var Known = Formats{Oldest: 1, Newest: 1}
 // A Store is the store record: what is fixed when a namespace is created. Only its format
 // may be raised later.
 type Store struct {
-	Format    uint64 // the newest one that a record of the store may have
+	Format    uint64 // the newest format that a record of the store may have
 	ID        [16]byte
 	Namespace string
 	Secret    [codec.HashSize]byte // the key of the hashes in keys

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"testing/iotest"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var attachments = []behaviour{
@@ -201,6 +203,156 @@ var attachments = []behaviour{
 		r, err := s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs left", r.Retained, 0)
+	}},
+	{name: "A7_AnAttachmentIsLinkedFromAnotherSessionWithoutItsBytes", test: func(s *suite) {
+		a := s.create(turnstone.Request{ID: "a"})
+		content := pattern(300_000, 1)
+		ref, err := a.PutAttachment(ctx, bytes.NewReader(content), -1, "image/png", "n")
+		s.must(err)
+		other := s.create(turnstone.Request{ID: "b"})
+		uses := func(id string, refs ...blob.Attachment) error {
+			_, err := s.session(id).Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs}}})
+			return err
+		}
+		s.is(uses("b", ref), turnstone.ErrUploadExpired) // To know an id is not enough.
+		_, err = other.LinkAttachment(ctx, "c", ref.ID)
+		s.is(err, turnstone.ErrSessionNotFound)
+		_, err = other.LinkAttachment(ctx, "b", ref.ID)
+		s.is(err, turnstone.ErrBlobNotFound)
+		// Of an upload, and of what a node has; the link is an upload of its own.
+		linked, err := other.LinkAttachment(ctx, "a", ref.ID)
+		s.must(err)
+		s.equal("reference", linked, ref)
+		s.must(uses("a", ref))
+		child, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "child", Parent: "a", ForkAt: 1, Detached: true})
+		s.must(err)
+		_, err = child.LinkAttachment(ctx, "a", ref.ID)
+		s.must(err)
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.must(second(s.Factory.GC(ctx, gc.Options{})))
+		s.twice(func() {
+			for _, id := range []string{"b", "child"} {
+				all, err := s.session(id).Uploads(ctx)
+				s.must(err)
+				s.equal("uploads", []any{len(all), all[0].Attachment}, []any{1, ref})
+				var b bytes.Buffer
+				s.must(second(s.session(id).ReadAttachment(ctx, &b, ref.ID)))
+				s.equal("content is right", bytes.Equal(b.Bytes(), content), true)
+			}
+		})
+		s.must(uses("b", ref))
+		gone := s.session("child")
+		s.must(gone.Delete(ctx, turnstone.KeepChildren))
+		_, err = s.session("b").LinkAttachment(ctx, "child", ref.ID)
+		s.is(err, turnstone.ErrSessionNotFound)
+		_, err = gone.LinkAttachment(ctx, "b", ref.ID)
+		s.is(err, turnstone.ErrSessionDeleted)
+	}},
+	{name: "A8_AttachmentsAreListedAndHaveTimeAndSize", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		put := func(id string, n int) blob.Attachment {
+			s.Helper()
+			ref, err := s.session(id).PutAttachment(ctx, bytes.NewReader(pattern(n, byte(n))), -1, "text/x", fmt.Sprint("n", n))
+			s.must(err)
+			return ref
+		}
+		one, two, three := put("a", 1), put("a", 20_000), put("a", 3)
+		stat := func(id string, of blob.Attachment) turnstone.Attached {
+			s.Helper()
+			got, err := s.session(id).Attachment(ctx, of.ID)
+			s.must(err)
+			s.equal("reference", got.Attachment, of)
+			return got
+		}
+		s.equal("expires", stat("a", one).Expires.After(time.Now()), true)
+		first := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{two, one}}}})
+		second := s.commit(p, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{one, three}}}})
+		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "fork", Parent: "a", ForkNode: first.Nodes[0]})
+		s.must(err)
+		own := put("fork", 5)
+		s.commit(s.session("fork"), turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{own}}}})
+		list := func(id string) (names []string) {
+			s.Helper()
+			all, err := s.session(id).Attachments(ctx)
+			s.must(err)
+			for _, a := range all {
+				s.equal("one alone", stat(id, a.Attachment), a)
+				names = append(names, fmt.Sprint(a.Name, " ", a.Size, " ", a.Revision, " ", a.Inherited, " ", a.Node == first.Nodes[0], " ", a.Time.IsZero()))
+			}
+			return names
+		}
+		s.twice(func() {
+			s.equal("attachments", list("a"), []string{"n1 1 1 false true false", "n20000 20000 1 false true false", "n3 3 2 false false false"})
+			s.equal("attachments", list("fork"), []string{"n1 1 1 true true false", "n20000 20000 1 true true false", "n5 5 1 false false false"})
+			_, err := s.session("fork").Attachment(ctx, three.ID)
+			s.is(err, turnstone.ErrBlobNotFound)
+		})
+		// What is erased is gone; what is tombstoned can be read until then.
+		s.must(s.session("a").Tombstone(ctx, second.Nodes[0]))
+		s.equal("attachments", len(list("a")), 3)
+		_, err = s.session("a").Vacuum(ctx, gc.VacuumOptions{})
+		s.must(err)
+		s.equal("attachments", len(list("a")), 2)
+		_, err = s.session("a").Attachment(ctx, three.ID)
+		s.is(err, turnstone.ErrBlobNotFound)
+	}},
+	{name: "A9_APartIsSetToContentThatIsStored", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		content := pattern(900_000, 1)
+		ref, err := p.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
+		s.must(err)
+		turn := turnstone.Commit{Turn: "t", Nodes: texts("one"), Stored: map[string]blob.ID{"large": ref.ID}, Checkpoint: map[string][]byte{"small": []byte("s")}}
+		first := s.commit(p, turn)
+		again, err := p.Commit(ctx, turn)
+		s.must(err)
+		s.equal("replayed", []any{again.Replayed, again.Commit}, []any{true, first.Commit})
+		same := turn // as bytes it is the same commit
+		same.Stored, same.Checkpoint = nil, map[string][]byte{"small": []byte("s"), "large": content}
+		again, err = p.Commit(ctx, same)
+		s.must(err)
+		s.equal("replayed", []any{again.Replayed, again.Commit}, []any{true, first.Commit})
+		other := turn
+		other.Stored = map[string]blob.ID{"large": blob.Sum([]byte("other"))}
+		s.is(func() error { _, err := p.Commit(ctx, other); return err }(), turnstone.ErrTurnConflict)
+		s.commit(p, turnstone.Commit{Expected: 1, Checkpoint: map[string][]byte{"large": append(bytes.Clone(content), 'x')}})
+		_, _, err = s.Factory.Create(ctx, turnstone.Request{ID: "b"})
+		s.must(err)
+		b := s.session("b")
+		_, err = b.Commit(ctx, turnstone.Commit{Stored: map[string]blob.ID{"large": ref.ID}})
+		s.is(err, turnstone.ErrUploadExpired)
+		parts := func(id string, at head.Revision, want map[string][]byte) {
+			s.Helper()
+			got, err := s.session(id).Checkpoint(ctx, at)
+			s.must(err)
+			s.equal("checkpoint is right", maps.EqualFunc(got, want, bytes.Equal), true)
+		}
+		// The upload has gone into the part; another one of the same content, also by a session that has it as a part alone.
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 2, Stored: map[string]blob.ID{"again": ref.ID}})
+		s.is(err, turnstone.ErrUploadExpired)
+		image, err := p.PutAttachment(ctx, bytes.NewReader(pattern(100, 2)), -1, "", "")
+		s.must(err)
+		s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{image}}}, Stored: map[string]blob.ID{"image": image.ID}})
+		s.must(second(b.LinkAttachment(ctx, "a", image.ID)))
+		s.commit(b, turnstone.Commit{Stored: map[string]blob.ID{"image": image.ID}})
+		s.must(s.Factory.Delete(ctx, "nobody", turnstone.KeepChildren))
+		s.must(second(s.Factory.GC(ctx, gc.Options{Full: true})))
+		s.must(second(s.Factory.Vacuum(ctx, gc.VacuumOptions{})))
+		s.twice(func() {
+			small := []byte("s")
+			parts("a", 1, map[string][]byte{"small": small, "large": content})
+			parts("a", 3, map[string][]byte{"small": small, "large": append(bytes.Clone(content), 'x'), "image": pattern(100, 2)})
+			parts("b", 1, map[string][]byte{"image": pattern(100, 2)})
+		})
+		for _, c := range []turnstone.Commit{
+			{Stored: map[string]blob.ID{"": image.ID}},
+			{Stored: map[string]blob.ID{"p": {}}},
+			{Stored: map[string]blob.ID{"p": image.ID}, Checkpoint: map[string][]byte{"p": nil}},
+			{Stored: map[string]blob.ID{"p": image.ID}, Drop: []string{"p"}},
+		} {
+			c.Expected = turnstone.AnyRevision
+			_, err := s.session("a").Commit(ctx, c)
+			s.is(err, turnstone.ErrInvalid)
+		}
 	}},
 }
 

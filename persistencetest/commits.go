@@ -208,7 +208,7 @@ var commits = []behaviour{
 		s.commit(p, named("later in the parent"))
 		s.commit(f, named("of f"))
 		g := s.create(turnstone.Request{ID: "g", Parent: "f"})
-		early := s.create(turnstone.Request{ID: "early", Parent: "f", ForkNode: mine[0]})
+		s.create(turnstone.Request{ID: "early", Parent: "f", ForkNode: mine[0]})
 		for _, taken := range []struct {
 			by       turnstone.Persistence
 			key      string
@@ -219,6 +219,68 @@ var commits = []behaviour{
 			s.refused(err, turnstone.ErrInvalid, fmt.Sprintf("node 1: event key %q belongs to a node of revision %d", taken.key, taken.revision))
 			s.equal("state", s.load(taken.by, turnstone.Scope{Full: true}), before)
 		}
+		// A node on another branch may have the key, as an edited message does: also in a commit that makes its fork.
+		edited := s.create(turnstone.Request{ID: "edited"})
+		of := func(key, text string, parent turnstone.Ref) turnstone.Commit {
+			return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Parent: parent, Key: key, Payload: []byte(text)}}}
+		}
+		root := s.commit(edited, of("root", "root", turnstone.Ref{})).Nodes[0]
+		s.commit(edited, of("m", "first", turnstone.Ref{}))
+		s.commit(edited, of("answer", "to the first", turnstone.Ref{}))
+		second := s.commit(edited, of("m", "second", turnstone.RefTo(root))).Nodes[0]
+		s.commit(edited, of("answer", "to the second", turnstone.Ref{}))
+		s.commit(edited, of("m", "third", turnstone.RefTo(root)))
+		for _, c := range []turnstone.Commit{
+			of("m", "lost", turnstone.Ref{}), of("root", "lost", turnstone.Ref{}), of("m", "lost", turnstone.RefTo(second)), of("root", "lost", turnstone.RefTo(root)),
+			{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefNone(), Key: "fine"}, {Kind: "k", Parent: turnstone.RefTo(second), Key: "fine too"}, {Kind: "k", Key: "m", Parent: turnstone.RefNew(1)}}},
+		} {
+			_, err := edited.Commit(ctx, c)
+			s.refused(err, turnstone.ErrInvalid, "event key")
+		}
+		// Also in one commit, and where another path has the key already.
+		s.commit(edited, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{
+			{Kind: "k", Parent: turnstone.RefNone(), Key: "both", Payload: []byte("root of both")},
+			{Kind: "k", Key: "m", Payload: []byte("left")},
+			{Kind: "k", Key: "m", Parent: turnstone.RefNew(0), Payload: []byte("right")},
+		}, Leaf: turnstone.RefTo(second)})
+		_, err = edited.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{
+			{Kind: "k", Key: "twice"}, {Kind: "k"}, {Kind: "k", Parent: turnstone.RefNew(0)}, {Kind: "k", Key: "twice"},
+		}})
+		s.refused(err, turnstone.ErrInvalid, "node 3: has the event key of node 0")
+		s.commit(edited, of("m", "third", turnstone.RefTo(root)))
+		_, err = edited.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(graph.ID{1}), Key: "m"}, {Kind: "k", Parent: turnstone.RefTo(root)}}})
+		s.refused(err, turnstone.ErrInvalid, "is not in the graph")
+		keyed := func(want map[string]string) {
+			s.Helper()
+			s.twice(func() {
+				s.Helper()
+				p := s.session("edited")
+				all, err := p.NodesByKey(ctx, "root", "m", "answer", "nobody")
+				s.must(err)
+				s.equal("nodes by key", len(all), len(want))
+				for key, text := range want {
+					n, err := p.NodeByKey(ctx, key)
+					s.must(err)
+					s.equal("node of "+key, []any{string(n.Payload), string(all[key].Payload)}, []any{text, text})
+				}
+			})
+		}
+		keyed(map[string]string{"root": "root", "m": "third", "answer": "to the second"}) // of no active path: the newest
+		s.commit(s.session("edited"), turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(second)})
+		keyed(map[string]string{"root": "root", "m": "second", "answer": "to the second"})
+		s.commit(s.session("edited"), of("m", "of no other", turnstone.RefNone()))
+		keyed(map[string]string{"root": "root", "m": "of no other", "answer": "to the second"})
+		create := turnstone.SessionCommit{Create: &turnstone.Request{ID: "edited fork", Parent: "edited", ForkNode: second}, Commit: of("m", "lost", turnstone.Ref{})}
+		_, err = s.Factory.CommitAll(ctx, create)
+		s.refused(err, turnstone.ErrInvalid, "event key")
+		create.Commit = of("answer", "in the fork", turnstone.Ref{})
+		_, err = s.Factory.CommitAll(ctx, create)
+		s.must(err)
+		answer, err := s.session("edited fork").NodeByKey(ctx, "answer")
+		s.must(err)
+		s.equal("answer in the fork", string(answer.Payload), "in the fork")
+		f, g = s.session("f"), s.session("g")
+		early := s.session("early")
 		s.commit(f, named("later in the parent"))
 		s.commit(g, named("later in the parent"))
 		turn := named("once")
@@ -316,7 +378,7 @@ var commits = []behaviour{
 			s.reads(p, turnstone.Scope{})
 			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
 			s.validator = func(context.Context, string, *turnstone.Commit) error { return errHalf }
-			s.change(p, set("k", "no commit")...) // It is not asked.
+			s.change(p, set("k", "no commit")...) // The validator is not asked.
 		},
 	},
 	{
@@ -413,8 +475,8 @@ func limits(s *suite) {
 		s.reads(p, turnstone.Scope{})
 	}
 	s.commitLargest(p)
-	s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: strings.Repeat("n", turnstone.MaxText)}))
-	s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: strings.Repeat("n", turnstone.MaxText+1)}), turnstone.ErrLimit)
+	s.must(p.SaveMetadata(ctx, head.Metadata{Name: strings.Repeat("n", turnstone.MaxText)}))
+	s.is(p.SaveMetadata(ctx, head.Metadata{Name: strings.Repeat("n", turnstone.MaxText+1)}), turnstone.ErrLimit)
 }
 
 // tooLarge returns commits that exceed one limit each, by the name of the limit.

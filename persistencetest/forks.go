@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -239,9 +238,7 @@ var forks = []behaviour{
 		p := s.create(turnstone.Request{ID: "p"})
 		ids := s.grow(p, 0, "1", "2")
 		s.create(turnstone.Request{ID: "d", Parent: "p", ForkNode: ids[0], Detached: true, Summary: true})
-		time.Sleep(lag)
 		s.create(turnstone.Request{ID: "e", Parent: "p"})
-		time.Sleep(lag)
 		s.grow(s.session("d"), 0, "own")
 		s.twice(func() {
 			s.reads(s.session("d"), turnstone.Scope{}, "own")

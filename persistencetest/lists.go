@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // sorted lists the sessions that o selects, by id.
@@ -20,10 +21,10 @@ func (s *suite) sorted(o turnstone.ListOptions) []string {
 func groups(s *suite) {
 	all := []string{"", "a", "a/b", "a/b/c", "a/bc", "ab", "b/a", "a/b", "1/2/3/4/5/6/7/8", strings.Repeat("x", turnstone.MaxGroup)}
 	for i, group := range all {
-		s.create(turnstone.Request{ID: fmt.Sprint(i), Metadata: turnstone.Metadata{Group: group, Labels: map[string]string{"odd": fmt.Sprint(i % 2)}}})
+		s.create(turnstone.Request{ID: fmt.Sprint(i), Metadata: head.Metadata{Group: group, Labels: map[string]string{"odd": fmt.Sprint(i % 2)}}})
 	}
 	for id, group := range map[string]string{"x": "a/b", "y": "a/bc", "z": ""} {
-		s.create(turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}, Parent: "0", Detached: true})
+		s.create(turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}, Parent: "0", Detached: true})
 	}
 	s.twice(func() {
 		s.equal("by parent and group", s.sorted(turnstone.ListOptions{Parent: "0", Group: "a/b"}), []string{"x"})
@@ -41,23 +42,23 @@ func groups(s *suite) {
 	})
 	p := s.session("1")
 	for _, bad := range []string{"/", "/a", "a/", "a//b", "\xff"} {
-		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "bad", Metadata: turnstone.Metadata{Group: bad}})
+		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "bad", Metadata: head.Metadata{Group: bad}})
 		s.is(err, turnstone.ErrInvalid)
-		s.is(p.SaveMetadata(ctx, turnstone.Metadata{Group: bad}), turnstone.ErrInvalid)
+		s.is(p.SaveMetadata(ctx, head.Metadata{Group: bad}), turnstone.ErrInvalid)
 		_, err = s.Factory.List(ctx, turnstone.ListOptions{Group: bad})
 		s.is(err, turnstone.ErrInvalid)
 	}
 	for _, large := range []string{"1/2/3/4/5/6/7/8/9", strings.Repeat("x", turnstone.MaxGroup+1)} {
-		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "bad", Metadata: turnstone.Metadata{Group: large}})
+		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "bad", Metadata: head.Metadata{Group: large}})
 		s.is(err, turnstone.ErrLimit)
-		s.is(p.SaveMetadata(ctx, turnstone.Metadata{Group: large}), turnstone.ErrLimit)
+		s.is(p.SaveMetadata(ctx, head.Metadata{Group: large}), turnstone.ErrLimit)
 	}
 	s.equal("group a after all that was refused", s.sorted(turnstone.ListOptions{Group: "a"}), []string{"1", "2", "3", "4", "7", "x", "y"})
 }
 
 // listsFollow changes what lists go by, and checks that they follow at once.
 func listsFollow(s *suite) {
-	first := turnstone.Metadata{Group: "app/user", Labels: map[string]string{"x": "1", "y": "1"}}
+	first := head.Metadata{Group: "app/user", Labels: map[string]string{"x": "1", "y": "1"}}
 	s.create(turnstone.Request{ID: "p"})
 	s.create(turnstone.Request{ID: "a", Metadata: first, Parent: "p"})
 	s.create(turnstone.Request{ID: "b", Metadata: first})
@@ -73,15 +74,15 @@ func listsFollow(s *suite) {
 	}
 	a, b, ab := []string{"a"}, []string{"b"}, []string{"a", "b"}
 	check("created", ab, ab, nil, a)
-	s.must(s.session("a").SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{"x": "2"}}))
+	s.must(s.session("a").SaveMetadata(ctx, head.Metadata{Labels: map[string]string{"x": "2"}}))
 	check("another label", ab, b, a, a)
-	s.must(s.session("b").SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{"x": ""}}))
+	s.must(s.session("b").SaveMetadata(ctx, head.Metadata{Labels: map[string]string{"x": ""}}))
 	check("no label", ab, nil, a, a)
-	s.must(s.session("b").SaveMetadata(ctx, turnstone.Metadata{Group: "application"}))
+	s.must(s.session("b").SaveMetadata(ctx, head.Metadata{Group: "application"}))
 	check("another group", a, nil, a, a)
-	s.must(s.session("a").SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{"x": "1"}}, turnstone.FieldGroup, turnstone.FieldLabels))
+	s.must(s.session("a").SaveMetadata(ctx, head.Metadata{Labels: map[string]string{"x": "1"}}, head.FieldGroup, head.FieldLabels))
 	check("no group", nil, a, nil, a)
-	s.must(s.session("a").SaveMetadata(ctx, turnstone.Metadata{Group: "app"}))
+	s.must(s.session("a").SaveMetadata(ctx, head.Metadata{Group: "app"}))
 	s.commit(s.session("a"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("x")})
 	check("in the group again", a, a, nil, a)
 	s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))

@@ -243,7 +243,7 @@ var loads = []behaviour{
 var metadata = []behaviour{
 	{name: "M1_CreateRecordsAndDoesNotOverwrite", test: func(s *suite) {
 		start := time.Now()
-		r := turnstone.Request{ID: "a/../b\x01", Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Summary: true}
+		r := turnstone.Request{ID: "a/../b\x01", Metadata: head.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Summary: true}
 		s.create(r)
 		r.Name, r.Summary = "other", false
 		p, created, err := s.Factory.Create(ctx, r)
@@ -253,7 +253,7 @@ var metadata = []behaviour{
 		s.twice(func() {
 			i, err := s.session(r.ID).Info(ctx)
 			s.must(err)
-			s.equal("metadata", i.Metadata, turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v"}})
+			s.equal("metadata", i.Metadata, head.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v"}})
 			s.equal("rest", fmt.Sprint(i.ID, i.Summary, i.Parent, i.Revision, i.Leaf.IsZero()), fmt.Sprint(r.ID, true, "", 0, true))
 			if i.Created.Before(start.Add(-time.Second)) || i.Created.After(time.Now()) || !i.Updated.Equal(i.Created) {
 				s.Fatalf("created %v, updated %v", i.Created, i.Updated)
@@ -261,17 +261,17 @@ var metadata = []behaviour{
 		})
 	}},
 	{name: "M2_SavingMetadataMergesAndMovesNoRevision", test: func(s *suite) {
-		p := s.create(turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Model: "m", Labels: map[string]string{"k": "v", "gone": "x"}}})
+		p := s.create(turnstone.Request{ID: "a", Metadata: head.Metadata{Name: "n", Model: "m", Labels: map[string]string{"k": "v", "gone": "x"}}})
 		before, err := p.Info(ctx)
 		s.must(err)
-		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Cwd: "/x", Labels: map[string]string{"gone": "", "new": "1"}}))
+		s.must(p.SaveMetadata(ctx, head.Metadata{Cwd: "/x", Labels: map[string]string{"gone": "", "new": "1"}}))
 		s.commit(p, turnstone.Commit{Expected: 0, Nodes: texts("x")}) // the head that the handle remembers is still valid
-		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "n2"}))
+		s.must(p.SaveMetadata(ctx, head.Metadata{Name: "n2"}))
 		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts("y")})
 		s.twice(func() {
 			i, err := s.session("a").Info(ctx)
 			s.must(err)
-			s.equal("metadata", i.Metadata, turnstone.Metadata{Name: "n2", Model: "m", Cwd: "/x", Labels: map[string]string{"k": "v", "new": "1"}})
+			s.equal("metadata", i.Metadata, head.Metadata{Name: "n2", Model: "m", Cwd: "/x", Labels: map[string]string{"k": "v", "new": "1"}})
 			if !i.Created.Equal(before.Created) || !i.Updated.After(before.Updated) || i.Revision != 2 {
 				s.Fatalf("created %v, updated %v, revision %d", i.Created, i.Updated, i.Revision)
 			}
@@ -280,39 +280,43 @@ var metadata = []behaviour{
 	{name: "M10_EveryFieldOfTheMetadataComesBack", test: metadataFields},
 	{name: "M11_EveryFieldOfInfoIsTold", test: infoFields},
 	{name: "M5_EveryFieldAndLabelCanBeUnset", test: func(s *suite) {
-		full := func() turnstone.Metadata {
-			return turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}
+		full := func() head.Metadata {
+			return head.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}
 		}
 		cases := []struct {
-			m     turnstone.Metadata
-			empty []turnstone.Field
-			want  func(*turnstone.Metadata)
+			m     head.Metadata
+			empty []head.Field
+			want  func(*head.Metadata)
 		}{
-			{empty: []turnstone.Field{turnstone.FieldName}, want: func(m *turnstone.Metadata) { m.Name = "" }},
-			{empty: []turnstone.Field{turnstone.FieldModel}, want: func(m *turnstone.Metadata) { m.Model = "" }},
-			{empty: []turnstone.Field{turnstone.FieldCwd}, want: func(m *turnstone.Metadata) { m.Cwd = "" }},
-			{empty: []turnstone.Field{turnstone.FieldGroup}, want: func(m *turnstone.Metadata) { m.Group = "" }},
-			{m: turnstone.Metadata{Group: "i"}, want: func(m *turnstone.Metadata) { m.Group = "i" }},
-			{empty: []turnstone.Field{turnstone.FieldRetention}, want: func(m *turnstone.Metadata) { m.Retention = 0 }},
-			{empty: []turnstone.Field{turnstone.FieldLabels}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
-			{m: turnstone.Metadata{Labels: map[string]string{"a": ""}}, want: func(m *turnstone.Metadata) { delete(m.Labels, "a") }},
-			{m: turnstone.Metadata{Labels: map[string]string{"a": "", "b": ""}}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
+			{empty: []head.Field{head.FieldName}, want: func(m *head.Metadata) { m.Name = "" }},
+			{empty: []head.Field{head.FieldModel}, want: func(m *head.Metadata) { m.Model = "" }},
+			{empty: []head.Field{head.FieldCwd}, want: func(m *head.Metadata) { m.Cwd = "" }},
+			{empty: []head.Field{head.FieldGroup}, want: func(m *head.Metadata) { m.Group = "" }},
+			{m: head.Metadata{Group: "i"}, want: func(m *head.Metadata) { m.Group = "i" }},
+			{empty: []head.Field{head.FieldRetention}, want: func(m *head.Metadata) { m.Retention = 0 }},
+			{empty: []head.Field{head.FieldLabels}, want: func(m *head.Metadata) { m.Labels = nil }},
+			{m: head.Metadata{Labels: map[string]string{"a": ""}}, want: func(m *head.Metadata) { delete(m.Labels, "a") }},
+			{m: head.Metadata{Labels: map[string]string{"a": "", "b": ""}}, want: func(m *head.Metadata) { m.Labels = nil }},
 			{ // fields are unset before the others are merged
-				m:     turnstone.Metadata{Name: "other", Labels: map[string]string{"c": "3"}},
-				empty: []turnstone.Field{turnstone.FieldLabels, turnstone.FieldName, turnstone.FieldCwd, turnstone.FieldCwd},
-				want: func(m *turnstone.Metadata) {
+				m:     head.Metadata{Name: "other", Labels: map[string]string{"c": "3"}},
+				empty: []head.Field{head.FieldLabels, head.FieldName, head.FieldCwd, head.FieldCwd},
+				want: func(m *head.Metadata) {
 					m.Name, m.Cwd, m.Labels = "other", "", map[string]string{"c": "3"}
 				},
 			},
 			{
-				empty: []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldGroup, turnstone.FieldRetention, turnstone.FieldLabels},
-				want:  func(m *turnstone.Metadata) { *m = turnstone.Metadata{} },
+				empty: []head.Field{head.FieldName, head.FieldModel, head.FieldCwd, head.FieldGroup, head.FieldRetention, head.FieldLabels},
+				want:  func(m *head.Metadata) { *m = head.Metadata{} },
 			},
-			{want: func(*turnstone.Metadata) {}},
+			{
+				m: head.Metadata{Name: "only"}, empty: []head.Field{head.FieldAll},
+				want: func(m *head.Metadata) { *m = head.Metadata{Name: "only"} },
+			},
+			{want: func(*head.Metadata) {}},
 		}
 		for i, c := range cases {
 			p := s.create(turnstone.Request{ID: fmt.Sprint(i), Metadata: full()})
-			s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}, append(c.empty, "colour")...), turnstone.ErrInvalid)
+			s.is(p.SaveMetadata(ctx, head.Metadata{Name: "x"}, append(c.empty, "colour")...), turnstone.ErrInvalid)
 			s.must(p.SaveMetadata(ctx, c.m, c.empty...))
 		}
 		s.twice(func() {
@@ -325,13 +329,26 @@ var metadata = []behaviour{
 			}
 		})
 	}},
+	{name: "M12_CustomMetadataAreAnyJSON", test: custom},
+	{name: "M13_SavingNothingSaysThatTheSessionWasUsed", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a", Metadata: full(0)})
+		before, err := p.Info(ctx)
+		s.must(err)
+		s.must(p.SaveMetadata(ctx, head.Metadata{}))
+		s.twice(func() {
+			i, err := s.session("a").Info(ctx)
+			s.must(err)
+			s.equal("metadata", i.Metadata, full(0))
+			if !i.Updated.After(before.Updated) || i.Revision != 0 {
+				s.Fatalf("updated %v, before %v, revision %d", i.Updated, before.Updated, i.Revision)
+			}
+		})
+	}},
+	{name: "M14_MessagesAreThoseOfTheActivePath", test: messages},
 	{name: "M3_M4_ListsAreOrderedStableAndFiltered", test: lists},
 	{name: "M6_AGroupHasTheSessionsOfGroupsBelowIt", test: groups},
 	{name: "M7_ListsFollowTheMetadata", test: listsFollow},
 }
-
-// lag is longer than lists may lag behind updates.
-const lag = 300 * time.Millisecond
 
 func (s *suite) pages(o turnstone.ListOptions) (ids []string) {
 	s.Helper()
@@ -362,7 +379,6 @@ func lists(s *suite) {
 		s.checkFilters(want)
 	})
 	s.checkPagesWhileUpdated(want)
-	time.Sleep(lag)
 	s.checkPagesWhileUpdated(s.pages(turnstone.ListOptions{}))
 	for _, bad := range []string{"x", "zz", "00"} {
 		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
@@ -378,13 +394,12 @@ func (s *suite) updatedSessions() []string {
 	s.Helper()
 	const n = 90
 	for i := range n {
-		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1", ".fact": fmt.Sprint(i % 3)}}}
+		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: head.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1", ".fact": fmt.Sprint(i % 3)}}}
 		if i >= 80 {
 			r.Parent, r.Detached = "s05", true
 		}
 		s.create(r)
 	}
-	time.Sleep(lag)
 	var ids []string
 	for _, i := range rand.New(rand.NewPCG(5, 6)).Perm(n) {
 		id := fmt.Sprintf("s%02d", i)
@@ -392,7 +407,7 @@ func (s *suite) updatedSessions() []string {
 		if i%2 == 0 {
 			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("x")})
 		} else {
-			s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}))
+			s.must(p.SaveMetadata(ctx, head.Metadata{Name: "x"}))
 		}
 		ids = append(ids, id)
 	}

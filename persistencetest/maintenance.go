@@ -2,9 +2,11 @@ package persistencetest
 
 import (
 	"bytes"
+	"io"
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -84,6 +86,26 @@ var maintenance = []behaviour{
 				s.Error("the live checkpoint is another")
 			}
 		})
+	}},
+	{name: "G11_WhatAPruneLetGoOfIsFreedWithoutCompaction", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		ref, err := p.PutAttachment(ctx, bytes.NewReader(pattern(50_000, 1)), -1, "", "")
+		s.must(err)
+		root := s.commit(p, turnstone.Commit{Nodes: texts("root")})
+		s.commit(p, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("left"), Attachments: []blob.Attachment{ref}}}})
+		s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("right"), Parent: turnstone.RefTo(root.Leaf)}}})
+		moved, err := p.Prune(ctx, 1)
+		s.must(err)
+		s.equal("moved", moved, true)
+		r, err := s.Factory.Vacuum(ctx, gc.VacuumOptions{NoCompaction: true})
+		s.must(err)
+		s.equal("removed", []int{r.Nodes, r.Deleted}, []int{1, 1})
+		s.twice(func() {
+			_, err := s.session("a").ReadAttachment(ctx, io.Discard, ref.ID)
+			s.is(err, turnstone.ErrBlobNotFound)
+			s.reads(s.session("a"), turnstone.Scope{}, "root", "right")
+		})
+		s.must(second(s.Factory.Vacuum(ctx, gc.VacuumOptions{})))
 	}},
 	{name: "G2_BesideCommitsForksAndDeletes", test: func(s *suite) {
 		large := pattern(9000, 3)

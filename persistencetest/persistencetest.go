@@ -41,7 +41,7 @@ type Config struct {
 
 // Run runs the suite.
 func Run(t *testing.T, c Config) {
-	for _, group := range [][]behaviour{commits, turns, together, loads, states, watches, metadata, forks, removals, attachments, records, workers, drafts, maintenance} {
+	for _, group := range [][]behaviour{commits, turns, together, loads, states, watches, recordWatches, metadata, forks, removals, attachments, records, recordReads, leases, queues, lanes, drafts, maintenance, operations, effects} {
 		for _, b := range group {
 			t.Run(b.name, func(t *testing.T) {
 				if testkit.Race && b.large {

@@ -73,7 +73,7 @@ var removals = []behaviour{
 		for name, op := range map[string]func() error{
 			"load":      func() error { _, err := p.Load(ctx, turnstone.Scope{}); return err },
 			"info":      func() error { _, err := p.Info(ctx); return err },
-			"metadata":  func() error { return p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}) },
+			"metadata":  func() error { return p.SaveMetadata(ctx, head.Metadata{Name: "x"}) },
 			"tombstone": func() error { return p.Tombstone(ctx, graph.ID{1}) },
 			"part":      func() error { _, err := p.Checkpoint(ctx, 0); return err },
 		} {

@@ -166,7 +166,7 @@ var together = []behaviour{
 			return turnstone.SessionCommit{Session: s.session(id), Commit: c}
 		}
 		large := string(pattern(3_000_000, 1))
-		about := turnstone.Request{ID: "new", Metadata: turnstone.Metadata{Name: "n", Group: "g/h", Labels: map[string]string{"l": "v"}}}
+		about := turnstone.Request{ID: "new", Metadata: head.Metadata{Name: "n", Group: "g/h", Labels: map[string]string{"l": "v"}}}
 		rs, err := s.Factory.CommitAll(ctx,
 			begin(about, turnstone.Commit{Nodes: texts("first", large), Checkpoint: map[string][]byte{"p": []byte("1")}, Records: set("k", "1")}),
 			on("a", turnstone.Commit{Expected: 2, Nodes: texts("three")}),
@@ -203,8 +203,9 @@ var together = []behaviour{
 			"as is commit 0": {on("a", turnstone.Commit{Expected: 3}), begin(turnstone.Request{ID: "a"}, turnstone.Commit{})},
 			"has a parent":   {begin(turnstone.Request{ID: "lost", Parent: "a"}, turnstone.Commit{}), begin(turnstone.Request{ID: "lost2", Parent: "a"}, turnstone.Commit{})},
 			"session id":     {begin(turnstone.Request{}, turnstone.Commit{})},
+			"from its leaf":  {begin(turnstone.Request{ID: "lost"}, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(graph.ID{1})}, {Kind: "k", Parent: turnstone.RefNone()}}})},
 			"and a session":  {{Session: s.session("a"), Create: &turnstone.Request{ID: "lost"}}},
-			"records only":   {{RecordsOnly: true, Create: &turnstone.Request{ID: "lost"}}},
+			"records only":   {{RecordsOnly: true, Create: &turnstone.Request{ID: "lost"}, Commit: turnstone.Commit{Nodes: texts("lost")}}},
 		} {
 			_, err = s.Factory.CommitAll(ctx, c...)
 			s.refused(err, turnstone.ErrInvalid, what)
@@ -217,7 +218,7 @@ var together = []behaviour{
 			s.reads(s.session("a"), turnstone.Scope{}, "one", "two", "three")
 		})
 		// A session that exists is committed to as it is.
-		again := turnstone.Request{ID: "new", Metadata: turnstone.Metadata{Name: "other"}}
+		again := turnstone.Request{ID: "new", Metadata: head.Metadata{Name: "other"}}
 		_, err = s.Factory.CommitAll(ctx, begin(again, turnstone.Commit{Nodes: texts("late")}))
 		s.is(err, turnstone.ErrConflict)
 		rs, err = s.Factory.CommitAll(ctx, begin(again, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("second")}))

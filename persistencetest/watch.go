@@ -147,7 +147,7 @@ var watches = []behaviour{
 			s.commit(old, turnstone.Commit{Expected: r + 1, Leaf: turnstone.RefTo(ids[0])}) // which moves the leaf only
 			_, err = old.Commit(ctx, turnstone.Commit{Expected: r, Nodes: texts("refused")})
 			s.is(err, turnstone.ErrConflict)
-			s.must(old.SaveMetadata(ctx, turnstone.Metadata{Name: id("name")}))
+			s.must(old.SaveMetadata(ctx, head.Metadata{Name: id("name")}))
 			s.change(old, set("k", "no change of the feed")...)
 			n := s.create(turnstone.Request{ID: id("new")})
 			turn := turnstone.Commit{Turn: "t", Nodes: texts("x", "y")}
@@ -177,7 +177,7 @@ var watches = []behaviour{
 					got := fmt.Sprint(c.Kind, " ", c.Session, " ", c.Revision)
 					if i == 0 {
 						cursors = append(cursors, c.Cursor)
-						of[got+fmt.Sprint(n)] = c.Of
+						of[got+fmt.Sprint(n)] = c.Incarnation
 					} else if c.Cursor != cursors[n+1] {
 						s.Fatalf("change %d has another cursor than before", n)
 					}
@@ -288,7 +288,7 @@ var watches = []behaviour{
 						switch {
 						case err != nil:
 							failed[i] = err
-						case ended[c.Of]:
+						case ended[c.Incarnation]:
 							failed[i] = fmt.Errorf("%s %s after its deletion", c.Kind, c.Session)
 						case c.Kind == turnstone.ChangeCommitted && c.Revision != last[c.Session]+1:
 							failed[i] = fmt.Errorf("revision %d of %s after %d", c.Revision, c.Session, last[c.Session])
@@ -300,8 +300,8 @@ var watches = []behaviour{
 						if c.Kind == turnstone.ChangeCommitted {
 							last[c.Session] = c.Revision
 						}
-						ended[c.Of] = c.Kind == turnstone.ChangeDeleted
-						watched[i], at = append(watched[i], fmt.Sprint(c.Kind, c.Of, c.Revision, c.Cursor)), c.Cursor
+						ended[c.Incarnation] = c.Kind == turnstone.ChangeDeleted
+						watched[i], at = append(watched[i], fmt.Sprint(c.Kind, c.Incarnation, c.Revision, c.Cursor)), c.Cursor
 						if n++; n == 11 {
 							break
 						}

@@ -1,4 +1,4 @@
-"""Builds the command for the machine that the wheel is built on, and puts it into the wheel."""
+"""Builds the command, and puts it into the wheel: for this machine, or for what GOOS and GOARCH name, whose wheels TURNSTONE_PLATFORM names (.ci/dist)."""
 
 import os
 import subprocess
@@ -16,14 +16,15 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         module = Path(self.root).parent
         if not (module / "go.mod").exists():
             raise RuntimeError("the command is built from the Go module that this directory is in")
-        out = Path(self.root) / "build" / ("turnstone.exe" if os.name == "nt" else "turnstone")
+        windows = os.environ.get("GOOS", "windows" if os.name == "nt" else "") == "windows"
+        out = Path(self.root) / "build" / ("turnstone.exe" if windows else "turnstone")
         subprocess.run(
-            ["go", "build", "-ldflags=-s -w", "-o", str(out), "./cmd/turnstone"],
+            ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), "./cmd/turnstone"],
             cwd=module,
             check=True,
-            env={"CGO_ENABLED": "0", "GOFLAGS": "-trimpath", **os.environ},
+            env={"CGO_ENABLED": "0", **os.environ},
         )
         build_data["force_include"][str(out)] = f"turnstonedb/bin/{out.name}"
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        platform = os.environ.get("TURNSTONE_PLATFORM") or sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"

@@ -11,171 +11,361 @@ package queue
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/lease"
 )
 
-// ErrEmpty says that no message can be claimed: there is none, or others have claimed all.
-var ErrEmpty = errors.New("queue: no message to claim")
+var (
+	// ErrEmpty says that no message can be claimed: there is none, or others have claimed all.
+	ErrEmpty = errors.New("queue: no message to claim")
+	// ErrAllClaimed says that there are messages, and that others have claimed all of them. It matches ErrEmpty.
+	ErrAllClaimed = fmt.Errorf("%w: others have claimed all", ErrEmpty)
+)
 
-// prefix returns what the keys of the messages of a queue begin with. The name is escaped, so that no slash
-// in it can be taken for the one at its end.
-func prefix(name string) string { return "queue/" + url.PathEscape(name) + "/" }
+// A DeferredError says that all messages are for later, and when the first of them can be claimed. It matches ErrEmpty.
+type DeferredError struct{ At time.Time }
 
-// Put returns the change that puts a message into a queue of a session: for Commit.Records,
-// Session.ChangeRecords or CommitAll. Messages are claimed in the order of the times at which Put was called,
-// as far as clocks agree. An empty name is refused by the call that gets the change, as an *turnstone.InvalidError.
-func Put(name string, value []byte) turnstone.RecordChange {
-	var id [8]byte
-	rand.Read(id[:])
-	return PutAs(name, fmt.Sprintf("%016x-%s", time.Now().UnixNano(), hex.EncodeToString(id[:])), value)
+func (e *DeferredError) Error() string {
+	return fmt.Sprintf("%v before %s", ErrEmpty, e.At.UTC().Format(time.RFC3339Nano))
 }
 
-// PutAs returns the change that puts a message under an id that the caller chooses. Messages are claimed in the
-// byte order of their ids. Name and id are parts of the key of a record, which has at most turnstone.MaxRecordKey
-// bytes. An id that is used as a turn id, too, has at most turnstone.MaxTurnID bytes and should not come back. As
-// long as there is a message of that id, putting it again is a *turnstone.RecordConflictError.
-func PutAs(name, id string, value []byte) turnstone.RecordChange {
-	if name == "" || id == "" {
-		return turnstone.RecordChange{Value: value} // It has no key, which is refused.
-	}
-	return turnstone.RecordChange{Key: prefix(name) + id, Value: value, Expect: turnstone.NoRecord}
-}
+// Is reports whether target is ErrEmpty.
+func (e *DeferredError) Is(target error) bool { return target == ErrEmpty }
 
-// A Message is one that was claimed.
-type Message struct {
-	Session  turnstone.Persistence // that has the message
-	ID       string
-	Value    []byte
-	Put      time.Time // when it was put
-	Attempts uint64    // how often it was claimed, this time included
-
-	record turnstone.Record
-	claim  *lease.Lease
-}
-
-// Claim claims the first message of a session's queue that nobody has claimed. The options are those of
-// the lease under which it is claimed. The error matches ErrEmpty if there is none.
+// Claim claims the first message of a session's queue that nobody has claimed. The options are those of the lease under
+// which it is claimed. If all messages are claimed and o.Steal is set, Claim takes the first one from its worker. The
+// error matches ErrEmpty if there is no message to claim.
 func Claim(ctx context.Context, s turnstone.Persistence, name string, o lease.Options) (*Message, error) {
-	if err := check(s != nil, name); err != nil {
+	if err := check(s != nil, name, o); err != nil {
 		return nil, err
 	}
-	return claim(ctx, name, o, s.Records, func(string) (turnstone.Persistence, error) { return s, nil })
+	return claim(ctx, name, o, of(s))
+}
+
+// of returns one session as a source.
+func of(s turnstone.Persistence) source {
+	return source{list: s.Records, session: func(string) (turnstone.Persistence, error) { return s, nil }}
 }
 
 // ClaimAny claims a message of the queues that sessions have under a name, the first one of all by its id.
 func ClaimAny(ctx context.Context, f turnstone.Factory, name string, o lease.Options) (*Message, error) {
-	if err := check(f != nil, name); err != nil {
+	if err := checkAny(f, name, o); err != nil {
 		return nil, err
 	}
-	return claim(ctx, name, o, f.Records, func(id string) (turnstone.Persistence, error) { return f.Session(ctx, id) })
+	return claim(ctx, name, o, source{list: f.Records, session: func(id string) (turnstone.Persistence, error) { return f.Session(ctx, id) }})
 }
 
-func check(given bool, name string) error {
-	if !given || name == "" {
-		return &turnstone.InvalidError{Where: "queue", Reason: "the session or factory is nil, or the name is empty"}
+// ClaimID claims the message of an id. The error matches ErrEmpty if there is none, and is a *lease.HeldError if
+// somebody else has claimed it. It claims a message that is put for later as well.
+func ClaimID(ctx context.Context, s turnstone.Persistence, name, id string, o lease.Options) (*Message, error) {
+	if err := check(s != nil && id != "", name, o); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := claimNow(ctx, s, name, id, o)
+		if m != nil || !errors.Is(err, ErrEmpty) || !isLater(id) {
+			return m, err
+		}
+		r, err := s.Record(ctx, laterKey(name, id))
+		if errors.Is(err, turnstone.ErrRecordNotFound) { // Somebody may have fetched it between the two reads.
+			return claimNow(ctx, s, name, id, o)
+		}
+		if err != nil {
+			return nil, err
+		}
+		early := o // One batch claims it and puts it where claimed messages are.
+		early.With = append(slices.Clone(o.With), turnstone.RecordChange{Key: r.Key, Action: turnstone.DeleteRecord, Expect: r.Version}, PutAs(name, id, r.Value))
+		l, err := lease.Acquire(ctx, s, claimKey(prefix(name)+id), early)
+		var moved *turnstone.RecordConflictError
+		if errors.As(err, &moved) && (moved.Key == r.Key || moved.Key == prefix(name)+id) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if r, err = s.Record(ctx, prefix(name)+id); err != nil {
+			return nil, orReturned(ctx, l, err)
+		}
+		return claimed(ctx, s, name, r, l)
+	}
+}
+
+// claimNow claims the message of an id, unless it is for later.
+func claimNow(ctx context.Context, s turnstone.Persistence, name, id string, o lease.Options) (*Message, error) {
+	for {
+		r, err := s.Record(ctx, prefix(name)+id)
+		if errors.Is(err, turnstone.ErrRecordNotFound) {
+			err = fmt.Errorf("%w: there is no message %q", ErrEmpty, id)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m, err := take(ctx, s, name, r, o); m != nil || err != nil {
+			return m, err
+		}
+	}
+}
+
+// Cancel removes the message of an id, and reports whether there was one. If somebody has claimed it, the error is a
+// *lease.HeldError; with o.Steal it is removed all the same, and its worker's commit is refused.
+func Cancel(ctx context.Context, s turnstone.Persistence, name, id string, o lease.Options) (bool, error) {
+	if isLater(id) && check(s != nil, name, o) == nil { // Nobody has it before its time.
+		r, err := s.Record(ctx, laterKey(name, id))
+		if err == nil {
+			_, err = s.ChangeRecords(ctx, turnstone.RecordChange{Key: r.Key, Action: turnstone.DeleteRecord, Expect: r.Version})
+		}
+		if !errors.Is(err, turnstone.ErrRecordNotFound) && !errors.Is(err, turnstone.ErrRecordConflict) {
+			return err == nil, err
+		}
+	}
+	m, err := ClaimID(ctx, s, name, id, o)
+	if errors.Is(err, ErrEmpty) {
+		return false, nil
+	}
+	if err == nil { // Those that were joined to it are free then.
+		_, err = s.ChangeRecords(ctx, m.alone()...)
+		err = m.claim.Err(err)
+	}
+	return err == nil, err
+}
+
+func check(given bool, name string, o lease.Options) error {
+	switch {
+	case !given || name == "":
+		return invalid("the session or factory is nil, or the name or the id is empty")
+	case len(o.Also) > 0:
+		return invalid("Also of the options: it is for leases by themselves")
 	}
 	return nil
 }
 
-// claim goes through the messages of a list until it can claim one.
-func claim(ctx context.Context, name string, o lease.Options,
-	list func(context.Context, turnstone.RecordQuery) (turnstone.RecordPage, error), session func(id string) (turnstone.Persistence, error),
-) (*Message, error) {
+// checkAny is check for the queues of all sessions.
+func checkAny(f turnstone.Factory, name string, o lease.Options) error {
+	if o.Under != nil {
+		return invalid("Under of the options: that lease is of one session")
+	}
+	return check(f != nil, name, o)
+}
+
+func invalid(reason string) error {
+	return &turnstone.InvalidError{Where: "queue", Reason: reason}
+}
+
+// Wait is Claim that waits until it has a message, or ctx ends. It sees a message that is put at once, and one whose
+// claim has ended, or whose time has come, within a second.
+func Wait(ctx context.Context, s turnstone.Persistence, name string, o lease.Options) (*Message, error) {
+	if err := check(s != nil, name, o); err != nil {
+		return nil, err
+	}
+	return wait(ctx, s, name, func(ctx context.Context) (*Message, error) { return Claim(ctx, s, name, o) })
+}
+
+// WaitAny is Wait for the queues that sessions have under a name.
+func WaitAny(ctx context.Context, f turnstone.Factory, name string, o lease.Options) (*Message, error) {
+	if err := checkAny(f, name, o); err != nil {
+		return nil, err
+	}
+	return wait(ctx, f, name, func(ctx context.Context) (*Message, error) { return ClaimAny(ctx, f, name, o) })
+}
+
+func wait(ctx context.Context, on turnstone.RecordWatcher, name string, claim func(context.Context) (*Message, error)) (m *Message, err error) {
+	err = turnstone.AwaitRecords(ctx, on, prefix(name), func(ctx context.Context) (done bool, again time.Duration, err error) {
+		m, err = claim(ctx)
+		if errors.Is(err, ErrEmpty) {
+			return false, time.Second, nil
+		}
+		return true, 0, err
+	})
+	return m, err
+}
+
+// A source is one session, or all of a factory.
+type source struct {
+	list    func(context.Context, turnstone.RecordQuery) (turnstone.RecordPage, error)
+	session func(id string) (turnstone.Persistence, error)
+	join    *Join // nil if messages are claimed one by one
+}
+
+// claim claims a message of a source: a free one, if there is any, before one that has to be stolen.
+func claim(ctx context.Context, name string, o lease.Options, from source) (*Message, error) {
+	next, err := from.fetch(ctx, name, o)
+	if err != nil {
+		return nil, err
+	}
+	free := o
+	free.Steal = false
+	m, err := from.claim(ctx, name, free)
+	if errors.Is(err, ErrAllClaimed) && o.Steal {
+		m, err = from.claim(ctx, name, o)
+	}
+	if err == ErrEmpty && !next.IsZero() {
+		err = &DeferredError{next}
+	}
+	return m, err
+}
+
+// most is how many messages one call fetches at most. The others are for the next call.
+const most = 100
+
+// fetch puts the messages that are for later, and whose time has come, among those that can be claimed. It returns the
+// time of the next one, or zero if there is none.
+func (from source) fetch(ctx context.Context, name string, o lease.Options) (next time.Time, err error) {
+	now := time.Now
+	if o.Now != nil {
+		now = o.Now
+	}
+	q := turnstone.RecordQuery{Prefix: laterPrefix(name), Limit: 20}
+	for n := 0; n < most; {
+		page, err := from.list(ctx, q)
+		if err != nil {
+			return next, err
+		}
+		for _, r := range page.Records {
+			n++
+			id, at, ok := dueOf(r.Key[len(q.Prefix):])
+			if !ok {
+				continue // somebody else's record
+			}
+			if at.After(now()) {
+				return at, nil
+			}
+			s, err := from.session(r.Session)
+			if err == nil {
+				remove := turnstone.RecordChange{Key: r.Key, Action: turnstone.DeleteRecord, Expect: r.Version}
+				_, err = s.ChangeRecords(ctx, remove, PutAs(name, id, r.Value))
+				var c *turnstone.RecordConflictError
+				if errors.As(err, &c) && c.Key != r.Key { // It was put again when it could be claimed already.
+					_, err = s.ChangeRecords(ctx, remove)
+				}
+			}
+			if err != nil && !errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrSessionNotFound) && !errors.Is(err, turnstone.ErrSessionDeleted) {
+				return next, err
+			}
+		}
+		if q.After = page.Next; q.After == "" {
+			break
+		}
+	}
+	return next, nil
+}
+
+// claim goes through the messages until it can claim one.
+func (from source) claim(ctx context.Context, name string, o lease.Options) (*Message, error) {
+	none := ErrEmpty
 	for q := (turnstone.RecordQuery{Prefix: prefix(name), Limit: 20}); ; {
-		page, err := list(ctx, q)
+		page, err := from.list(ctx, q)
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range page.Records {
-			s, err := session(r.Session)
+			s, err := from.session(r.Session)
 			if err == nil {
 				var m *Message
-				if m, err = take(ctx, s, r, r.Key[len(q.Prefix):], o); m != nil {
+				if from.join != nil {
+					m, err = from.takeJoined(ctx, s, name, r, o)
+				} else {
+					m, err = take(ctx, s, name, r, o)
+				}
+				if m != nil {
 					return m, nil
 				}
 			}
-			if err != nil && !errors.Is(err, lease.ErrHeld) && !errors.Is(err, turnstone.ErrSessionNotFound) && !errors.Is(err, turnstone.ErrSessionDeleted) {
+			held := errors.Is(err, lease.ErrHeld) || errors.Is(err, lease.ErrForeign) // A claim that is none keeps others from no message behind it.
+			if held {
+				none = ErrAllClaimed
+			}
+			if err != nil && !held && !errors.Is(err, turnstone.ErrSessionNotFound) && !errors.Is(err, turnstone.ErrSessionDeleted) {
 				return nil, err
 			}
 		}
 		if q.After = page.Next; q.After == "" {
-			return nil, ErrEmpty
+			return nil, none
 		}
 	}
 }
 
-// take claims a message, if it still stands. It returns nil if the message is gone.
-func take(ctx context.Context, s turnstone.Persistence, r turnstone.Record, id string, o lease.Options) (*Message, error) {
-	o.With = append(slices.Clone(o.With), turnstone.RecordChange{Key: r.Key, Action: turnstone.CheckRecord, Expect: r.Version})
-	l, err := lease.Acquire(ctx, s, claimKey(r.Key), o)
-	var gone *turnstone.RecordConflictError
-	if errors.As(err, &gone) && gone.Key == r.Key {
-		return nil, nil
+// take claims the message of a record, and those that were joined to it. It returns nil if the message is gone.
+func take(ctx context.Context, s turnstone.Persistence, name string, r turnstone.Record, o lease.Options) (*Message, error) {
+	o.With = append(slices.Clone(o.With), standsAs(r))
+	for {
+		l, err := lease.Acquire(ctx, s, claimKey(r.Key), o)
+		var gone *turnstone.RecordConflictError
+		if errors.As(err, &gone) && gone.Key == r.Key {
+			return nil, nil
+		}
+		var held *lease.HeldError
+		if errors.As(err, &held) && strings.HasPrefix(held.With, claimPrefix+prefix(name)) && !o.Steal { // It is claimed again with the first of those that it was joined to.
+			_, rerr := s.Record(ctx, strings.TrimPrefix(held.With, claimPrefix))
+			if errors.Is(rerr, turnstone.ErrRecordNotFound) { // Somebody has removed that one, and not as this package does.
+				o.Steal = true
+				continue
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		return claimed(ctx, s, name, r, l)
 	}
-	if err != nil {
-		return nil, err
+}
+
+// standsAs returns the check that a message is there still.
+func standsAs(r turnstone.Record) turnstone.RecordChange {
+	return turnstone.RecordChange{Key: r.Key, Action: turnstone.CheckRecord, Expect: r.Version}
+}
+
+// claimed returns the message of a record that was claimed, with those that were claimed with it.
+func claimed(ctx context.Context, s turnstone.Persistence, name string, r turnstone.Record, l *lease.Lease) (*Message, error) {
+	m := messageOf(s, name, r, l)
+	for _, of := range l.Also() {
+		key, is := strings.CutPrefix(of.Key(), claimPrefix+prefix(name))
+		if !is {
+			continue // It is no message: somebody else wrote the record of the claim.
+		}
+		r, err := s.Record(ctx, prefix(name)+key)
+		if errors.Is(err, turnstone.ErrRecordNotFound) {
+			continue // Somebody has removed it, and not as this package does.
+		}
+		if err != nil {
+			return nil, orReturned(ctx, l, err)
+		}
+		m.Joined = append(m.Joined, messageOf(s, name, r, of))
 	}
-	return &Message{Session: s, ID: id, Value: r.Value, Put: r.Time, Attempts: l.Token(), record: r, claim: l}, nil
+	return m, nil
+}
+
+// orReturned returns err, after it has tried to give back what nobody will get.
+func orReturned(ctx context.Context, l *lease.Lease, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	_ = l.Release(ctx) // If it fails, the claim ends as that of a worker that has crashed.
+	return l.Err(err)
+}
+
+func messageOf(s turnstone.Persistence, name string, r turnstone.Record, l *lease.Lease) *Message {
+	return &Message{Session: s, ID: r.Key[len(prefix(name)):], Value: r.Value, Put: r.Time, Attempts: l.Token(), queue: name, record: r, claim: l, now: l.Now}
 }
 
 // claimKey returns the key of the lease by which a message is claimed. A lease's key is shorter than that of
 // a record may be.
 func claimKey(message string) string {
-	if len(message) > turnstone.MaxRecordKey-2 {
+	if !short(message) {
 		sum := sha256.Sum256([]byte(message))
 		return ".queue/" + hex.EncodeToString(sum[:])
 	}
-	return "." + message
+	return claimPrefix + message
 }
 
-// Done returns the changes that acknowledge the message, for the call that has its effect: the
-// Commit.Records of the message's session, or those of a part of CommitAll for that session. If the claim was
-// lost, that call fails with a *turnstone.RecordConflictError, and Err says so.
-func (m *Message) Done() []turnstone.RecordChange {
-	return append(m.claim.Remove(), turnstone.RecordChange{Key: m.record.Key, Action: turnstone.DeleteRecord, Expect: m.record.Version})
-}
+// short reports whether the key of a message's claim tells that of the message.
+func short(message string) bool { return len(message) <= maxShort }
 
-// Err returns err, or an error that matches lease.ErrFenced if err says that the claim was lost.
-func (m *Message) Err(err error) error { return m.claim.Err(err) }
+const maxShort = turnstone.MaxRecordKey - 2
 
-// Commit commits the turn that consumed the message to the message's session, and acknowledges it. If the claim was
-// lost, nothing is committed, and the error matches lease.ErrFenced. If the turn was committed before, as that of an
-// earlier message of this id, the message is acknowledged by itself.
-func (m *Message) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
-	n := len(c.Records)
-	c.Records = append(slices.Clone(c.Records), m.Done()...)
-	r, err := m.Session.Commit(ctx, c)
-	if err != nil {
-		return r, m.Err(err)
-	}
-	r.Records = r.Records[:n]
-	if r.Replayed { // The turn stands, and changes no records now. If it was of this message, that is gone.
-		err = m.Ack(ctx)
-		if errors.Is(err, lease.ErrFenced) || errors.Is(err, turnstone.ErrRecordConflict) {
-			err = nil
-		}
-	}
-	return r, err
-}
-
-// Ack acknowledges the message without a commit.
-func (m *Message) Ack(ctx context.Context) error {
-	_, err := m.Session.ChangeRecords(ctx, m.Done()...)
-	return m.Err(err)
-}
-
-// Return gives the message back: anybody can claim it at once.
-func (m *Message) Return(ctx context.Context) error { return m.claim.Release(ctx) }
-
-// Lease returns the lease under which the message is claimed, to renew it or keep it.
-func (m *Message) Lease() *lease.Lease { return m.claim }
+const claimPrefix = "."

@@ -90,8 +90,8 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 // slowest is the least number of bytes of a body that must come in each second, once Options.Patience has passed.
 const slowest = 64 << 10
 
-// body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer
-// for all.
+// body returns a reader of the request's body. It waits at most Options.Patience for the next bytes, and not much
+// longer for the whole body.
 func (s *Server) body(r *request) io.Reader {
 	begun, n := time.Now(), int64(0)
 	return readerFunc(func(b []byte) (int, error) {

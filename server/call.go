@@ -25,7 +25,7 @@ type operation struct {
 type call[In any] struct {
 	*space
 	in      *In
-	session *turnstone.Session // the one that in names, or nil if it names none
+	session *turnstone.Session // the session that the field in names, or nil if it names none
 }
 
 // called returns the call that a message asks for.

@@ -11,8 +11,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// long is an operation that may take hours. Its answer tells how far it is. It ends when nobody has waited for it for
-// Options.Patience, so that who is cut off can go on waiting.
+// long makes an operation that may take hours. Its answer tells how far the operation is. The operation ends early if
+// nobody has waited for it for Options.Patience. So a caller whose connection was cut can come back and go on
+// waiting.
 func long[In any](name, summary string, f func(context.Context, call[In], func(gc.Progress)) (*wire.Item, error)) operation {
 	return operation{
 		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
@@ -38,7 +39,7 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 						return nil, err
 					}
 					report, err := f(ctx, c, w.follow.tell)
-					if report == nil || report.Report == nil && report.Vacuum == nil {
+					if report == nil && err != nil {
 						return nil, err
 					}
 					last := &wire.Item{End: true}
@@ -46,8 +47,10 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 						last = &wire.Item{Problem: wire.ErrorOf(err)}
 					}
 					var b bytes.Buffer
-					if err := wire.Write(&b, report); err != nil {
-						return nil, err
+					if report != nil {
+						if err := wire.Write(&b, report); err != nil {
+							return nil, err
+						}
 					}
 					err = wire.Write(&b, last)
 					return b.Bytes(), err
@@ -61,9 +64,19 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 	}
 }
 
+// reported returns an item with a report, or nil if there is no report.
+func reported[T any](r *T, set func(*wire.Item, *T)) *wire.Item {
+	if r == nil {
+		return nil
+	}
+	i := new(wire.Item)
+	set(i, r)
+	return i
+}
+
 // followers are the requests that wait for an operation which takes long.
 type followers struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	waiting  int
 	alone    *time.Timer // ends the operation when nobody waits
 	patience time.Duration

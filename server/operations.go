@@ -11,9 +11,12 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/wire"
+	"github.com/turnstonedb/turnstone/transcript"
 )
 
 // operations are all of them.
@@ -24,7 +27,7 @@ var operations = []operation{
 	read("info", "Returns metadata, head and totals of a session.", func(ctx context.Context, c call[wire.Target]) (*turnstone.Info, error) {
 		i, err := c.session.Info(ctx)
 		if err == nil {
-			c.keep(i.Of, c.session)
+			c.keep(i.Incarnation, c.session)
 		}
 		return &i, err
 	}),
@@ -122,6 +125,14 @@ var operations = []operation{
 		all, err := c.session.Uploads(ctx)
 		return &wire.Uploads{Uploads: all}, err
 	}),
+	read("stat-attachment", "Returns what is known of an attachment of a session, without its bytes.",
+		func(ctx context.Context, c call[wire.AttachmentRequest]) (*turnstone.Attached, error) {
+			return pointer(c.session.Attachment(ctx, c.in.ID))
+		}),
+	read("attachments", "Returns the attachments of a session's nodes.", func(ctx context.Context, c call[wire.Target]) (*wire.Attachments, error) {
+		all, err := c.session.Attachments(ctx)
+		return &wire.Attachments{Attachments: all}, err
+	}),
 	read("feed", "Returns what the feed of changes has.", func(ctx context.Context, c call[wire.None]) (*turnstone.Feed, error) {
 		return pointer(c.store.Feed(ctx))
 	}),
@@ -135,7 +146,7 @@ var operations = []operation{
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, err) // Create has succeeded.
 		}
-		c.keep(i.Of, s)
+		c.keep(i.Incarnation, s)
 		return &wire.Created{Info: i, New: created}, nil
 	}),
 	write("commit", "Stores one turn, whole or not at all.", Write, func(ctx context.Context, c call[wire.CommitRequest]) (*turnstone.Result, error) {
@@ -157,6 +168,14 @@ var operations = []operation{
 		results, err := c.store.CommitAll(ctx, commits...)
 		return &wire.Results{Results: results}, err
 	}),
+	write("save", "Makes a whole history that of a session, which it makes if there is none, and stores the difference.", Write,
+		func(ctx context.Context, c call[wire.Save]) (*transcript.Saved, error) {
+			return pointer(transcript.New(c.store.Factory()).Save(ctx, c.in.Session, c.in.Public()))
+		}),
+	write("link-attachment", "Makes an attachment of another session one that commits of this one may refer to.", Write,
+		func(ctx context.Context, c call[wire.LinkAttachment]) (*blob.Attachment, error) {
+			return pointer(c.session.LinkAttachment(ctx, c.in.From, c.in.ID))
+		}),
 	write("change-records", "Sets, deletes and checks records of a session, all or none, without a commit.", Write,
 		func(ctx context.Context, c call[wire.ChangeRecords]) (*wire.Versions, error) {
 			versions, err := c.session.ChangeRecords(ctx, c.in.Public()...)
@@ -178,14 +197,14 @@ var operations = []operation{
 		return &wire.None{}, c.session.Rename(ctx, c.in.To)
 	}),
 	write("delete", "Removes a session.", Write, func(ctx context.Context, c call[wire.Delete]) (*wire.None, error) {
-		policy, known := wire.Policies[c.in.Children]
-		if !known && c.in.Children != "" {
-			return nil, &turnstone.InvalidError{Where: "delete", Reason: fmt.Sprintf("there is no policy %q", c.in.Children)}
+		policy, err := childPolicy("delete", c.in.Children)
+		if err != nil {
+			return nil, err
 		}
-		if c.in.Of == "" {
+		if c.in.Incarnation == "" {
 			return &wire.None{}, c.store.Delete(ctx, c.in.Session, policy)
 		}
-		s, err := c.store.SessionOf(ctx, c.in.Of)
+		s, err := c.store.SessionByIncarnation(ctx, c.in.Incarnation)
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
 			return &wire.None{}, nil
 		}
@@ -207,16 +226,79 @@ var operations = []operation{
 			collect = c.session.GC
 		}
 		report, err := collect(ctx, gc.Options{DryRun: c.in.DryRun, Full: c.in.Full, Pace: c.in.Pace, Progress: tell})
-		return &wire.Item{Report: report}, err
+		return reported(report, func(i *wire.Item, r *gc.Report) { i.Report = r }), err
 	}),
 	long("vacuum", "Removes what is detached, of a session or of all, and gives the space back.", func(ctx context.Context, c call[wire.VacuumRequest], tell func(gc.Progress)) (*wire.Item, error) {
 		vacuum := c.store.Vacuum
 		if c.session != nil {
 			vacuum = c.session.Vacuum
 		}
-		report, err := vacuum(ctx, gc.VacuumOptions{Pace: c.in.Pace, Progress: tell})
-		return &wire.Item{Vacuum: report}, err
+		report, err := vacuum(ctx, gc.VacuumOptions{Pace: c.in.Pace, NoCompaction: c.in.NoCompaction, Progress: tell})
+		return reported(report, func(i *wire.Item, r *gc.VacuumReport) { i.Vacuum = r }), err
 	}),
+	long("prune", "Applies retention to all sessions, or sets the floor of one.", func(ctx context.Context, c call[wire.Prune], _ func(gc.Progress)) (*wire.Item, error) {
+		var report *gc.PruneReport
+		var err error
+		if c.session == nil {
+			report, err = c.store.Prune(ctx, c.in.PruneOptions)
+		} else if c.in.PruneOptions != (gc.PruneOptions{Revisions: c.in.Revisions}) {
+			return nil, &turnstone.InvalidError{Where: "prune", Reason: "of one session: it retains a number of revisions, and nothing else is said"}
+		} else {
+			report, err = pruneOne(ctx, c.session, head.Retention(c.in.Revisions))
+		}
+		return reported(report, func(i *wire.Item, r *gc.PruneReport) { i.Prune = r }), err
+	}),
+	long("erase", "Deletes a session, and removes what it alone had from the store's files.", func(ctx context.Context, c call[wire.Erase], tell func(gc.Progress)) (*wire.Item, error) {
+		policy, err := childPolicy("erase", c.in.Children)
+		if err != nil {
+			return nil, err
+		}
+		report, err := c.store.Erase(ctx, c.in.Session, policy, turnstone.EraseOptions{Progress: tell, Pace: c.in.Pace})
+		return reported(report, func(i *wire.Item, r *turnstone.Erasure) { i.Erasure = r }), err
+	}),
+	long("erase-nodes", "Tombstones nodes, and removes their content from the store's files.", func(ctx context.Context, c call[wire.EraseNodes], tell func(gc.Progress)) (*wire.Item, error) {
+		report, err := c.session.Erase(ctx, turnstone.EraseOptions{Progress: tell, Pace: c.in.Pace}, c.in.Nodes...)
+		return reported(report, func(i *wire.Item, r *turnstone.Erasure) { i.Erasure = r }), err
+	}),
+	long("seal", "Makes segments of loose commits, of a session or of all.", func(ctx context.Context, c call[wire.Seal], _ func(gc.Progress)) (*wire.Item, error) {
+		if c.session != nil {
+			return nil, c.session.Seal(ctx)
+		}
+		return nil, c.store.Seal(ctx)
+	}),
+	long("verify", "Checks every hash, link, checksum and reference.", func(ctx context.Context, c call[wire.None], tell func(gc.Progress)) (*wire.Item, error) {
+		report, err := c.store.Verify(ctx, turnstone.VerifyOptions{Progress: func(done int) { tell(gc.Progress{Phase: "sessions", Done: done}) }})
+		return reported(report, func(i *wire.Item, r *turnstone.Verification) { i.Verified = wire.VerificationOf(r) }), err
+	}),
+	long("stats", "Says what a namespace holds, and what that takes.", func(ctx context.Context, c call[wire.None], _ func(gc.Progress)) (*wire.Item, error) {
+		report, err := c.store.Stats(ctx)
+		return reported(report, func(i *wire.Item, r *turnstone.Stats) { i.Stats = r }), err
+	}),
+	write("upgrade", "Raises the format of a store to the newest one.", Maintain, func(ctx context.Context, c call[wire.None]) (*turnstone.Upgraded, error) {
+		return c.store.Upgrade(ctx)
+	}),
+}
+
+// pruneOne prunes one session, and reports it as the operation of the store does.
+func pruneOne(ctx context.Context, s *turnstone.Session, keep head.Retention) (*gc.PruneReport, error) {
+	moved, err := s.Prune(ctx, keep)
+	if err != nil {
+		return nil, err
+	}
+	report := new(gc.PruneReport)
+	if moved {
+		report.Sessions = 1
+	}
+	return report, nil
+}
+
+// childPolicy returns the policy of a name; that of the empty name keeps children.
+func childPolicy(where, name string) (turnstone.ChildPolicy, error) {
+	policy, known := wire.Policies[cmp.Or(name, "keep")]
+	if !known {
+		return 0, &turnstone.InvalidError{Where: where, Reason: fmt.Sprintf("there is no policy %q", name)}
+	}
+	return policy, nil
 }
 
 func pointer[T any](v T, err error) (*T, error) { return &v, err }

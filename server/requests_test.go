@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -48,27 +49,47 @@ func TestSV5_WhatIsMalformedIsRefusedBeforeAnyEffect(t *testing.T) {
 	}
 }
 
-// A session that is named with of is that session, and no other one of its id.
-func TestSV1_OfNamesTheSessionItself(t *testing.T) {
+// A session that is named with its incarnation is that session, and no other one of its id.
+func TestSV1_AnIncarnationNamesTheSessionItself(t *testing.T) {
 	h := serve(t, server.Options{}, nil)
 	of := func() string {
-		var i struct{ Of string }
-		if err := json.Unmarshal([]byte(h.post("create", `{"id":"s"}`)), &i); err != nil || i.Of == "" {
+		var i struct{ Incarnation string }
+		if err := json.Unmarshal([]byte(h.post("create", `{"id":"s"}`)), &i); err != nil || i.Incarnation == "" {
 			t.Fatal(err)
 		}
-		return i.Of
+		return i.Incarnation
 	}
 	first := of()
 	h.post("delete", `{"session":"s"}`)
 	h.refuses("info", `{"session":"s"}`, "session-not-found", 404)
-	h.refuses("info", `{"session":"s","of":"`+first+`"}`, "session-deleted", 410)
+	h.refuses("info", `{"session":"s","incarnation":"`+first+`"}`, "session-deleted", 410)
 	if second := of(); second == first {
 		t.Fatal("it is the same session")
 	}
-	h.refuses("commit", `{"session":"s","of":"`+first+`"}`, "session-deleted", 410)
+	h.refuses("commit", `{"session":"s","incarnation":"`+first+`"}`, "session-deleted", 410)
 	h.post("commit", `{"session":"s"}`)
 	h.refuses("watch", `{}`, "no-operation", 404)
-	if a := h.ask("GET", "/v1/watch?session=s&of="+first, ""); a.kind != "session-deleted" {
+	if a := h.ask("GET", "/v1/watch?session=s&incarnation="+first, ""); a.kind != "session-deleted" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A parameter that is misspelt is not taken for one that is absent: the request would be about another session.
+func TestSV5_UnknownParametersOfAQueryAreRefused(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	for _, path := range []string{
+		"/v1/watch?session=s&incarnations=1", "/v1/watch?session=s&session=t", "/v1/watch?session=s&After=1", "/v1/changes?after=&since=",
+		"/v1/attachment?session=s&blob=" + strings.Repeat("0", 64), "/v1/watch?session=s&incarnation=%zz", "/v1/watch?session=s;after=1",
+	} {
+		if a := h.ask("GET", path, ""); a.status != 400 || a.kind != "request" {
+			t.Errorf("%s: %+v", path, a)
+		}
+	}
+	if a := h.ask("DELETE", "/v1/upload?upload=1&session=s", ""); a.status != 400 || a.kind != "request" {
+		t.Errorf("%+v", a)
+	}
+	if a := h.ask("POST", "/v1/info?session=s", `{"session":"s"}`); a.status != 400 || a.kind != "request" {
 		t.Errorf("%+v", a)
 	}
 }
@@ -85,5 +106,29 @@ func TestSV5_TextThatIsNotUTF8IsRefused(t *testing.T) {
 	}
 	if a := h.ask("GET", "/%ff", ""); a.kind != "no-operation" {
 		t.Errorf("%+v", a)
+	}
+}
+
+// A prune of one session retains a number of revisions. What else a prune of all can say is refused, before any effect;
+// so is an erasure with a policy that there is none of.
+func TestOP1_MaintenanceThatContradictsItselfIsRefused(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	for i := range 3 {
+		h.post("commit", fmt.Sprintf(`{"session":"s","expected":%d}`, i))
+	}
+	for name, bodies := range map[string][]string{
+		"prune":       {`{"session":"s","revisions":1,"bytes":5}`, `{"session":"s","revisions":1,"ageNanoseconds":1}`, `{"session":"s","dryRun":true}`, `{"ageNanoseconds":-1}`},
+		"erase":       {`{"session":"s","children":"all"}`, `{"session":"s","pace":7}`, `{"session":""}`},
+		"erase-nodes": {`{"session":"s","nodes":[],"pace":7}`},
+	} {
+		for _, body := range bodies {
+			if got := h.ask("POST", "/v1/"+name, body).body; !strings.Contains(got, `#invalid"`) {
+				t.Errorf("%s %s: %s", name, body, got)
+			}
+		}
+	}
+	if got := h.post("checkpoint", `{"session":"s","at":1}`); strings.Contains(got, "problem") {
+		t.Errorf("after all refusals: %s", got)
 	}
 }

@@ -34,14 +34,14 @@ var plainRoutes = []plainRoute{
 func (s *Server) routes() *http.ServeMux {
 	m := http.NewServeMux()
 	for _, o := range operations {
-		m.Handle("POST /v1/"+o.name, s.handle(o.name, o.scope, s.enter, o.handle))
+		m.Handle("POST /v1/"+o.name, s.handle(o.name, o.scope, s.enter, checked(nil, o.handle)))
 	}
 	for _, r := range streams {
 		enter := s.enter
 		if r.watch {
 			enter = s.enterWatch
 		}
-		m.Handle(r.method+" "+r.path, s.handle(r.name, r.scope, enter, r.handle))
+		m.Handle(r.method+" "+r.path, s.handle(r.name, r.scope, enter, checked(r.query, r.handle)))
 	}
 	for _, p := range plainRoutes {
 		m.HandleFunc("GET "+p.path, func(w http.ResponseWriter, r *http.Request) {

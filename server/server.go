@@ -45,7 +45,7 @@ type Options struct {
 	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least
 	// MaxRequestBytes. Default 512 MiB.
 	MaxBodyBytes int64
-	// MaxNamespaces is how many namespaces the server has open. Default 1024.
+	// MaxNamespaces is how many namespaces the server has open at most. Default 1024.
 	MaxNamespaces int
 	// MaxWatches is how many watches there may be at once. Default 1024.
 	MaxWatches int64
@@ -217,7 +217,7 @@ func (s *Server) Idle() time.Duration {
 type activity struct {
 	mu       sync.Mutex
 	requests int
-	since    time.Time // when it became 0
+	since    time.Time // when requests became 0
 }
 
 func (a *activity) begin() (end func()) {

@@ -30,7 +30,8 @@ type handle struct {
 	session *turnstone.Session
 }
 
-// space returns a namespace, which it opens if it isn't. create tells whether it may be made.
+// space returns a namespace, and opens it if it is not open. create says whether space may make a namespace that
+// does not exist.
 func (s *Server) space(ctx context.Context, name string, create bool) (*space, error) {
 	s.mu.Lock()
 	sp, known := s.spaces[name]
@@ -81,25 +82,25 @@ func (sp *space) find(ctx context.Context, t wire.Target) (*turnstone.Session, e
 	sp.mu.Lock()
 	h, known := sp.handles[t.Session]
 	sp.mu.Unlock()
-	if known && t.Of != "" && h.of == t.Of {
+	if known && t.Incarnation != "" && h.of == t.Incarnation {
 		return h.session, nil
 	}
 	session, err := sp.store.Session(ctx, t.Session)
 	if err != nil {
-		if t.Of != "" && errors.Is(err, turnstone.ErrSessionNotFound) {
+		if t.Incarnation != "" && errors.Is(err, turnstone.ErrSessionNotFound) {
 			err = fmt.Errorf("%w: %q", turnstone.ErrSessionDeleted, t.Session)
 		}
 		return nil, err
 	}
-	if t.Of == "" {
+	if t.Incarnation == "" {
 		return session, nil
 	}
 	i, err := session.Info(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sp.keep(i.Of, session)
-	if i.Of != t.Of {
+	sp.keep(i.Incarnation, session)
+	if i.Incarnation != t.Incarnation {
 		return nil, fmt.Errorf("%w: %q is the id of another one now", turnstone.ErrSessionDeleted, t.Session)
 	}
 	return session, nil

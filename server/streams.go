@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -49,7 +50,8 @@ func (st *stream) raw(pieces ...[]byte) error {
 	return nil
 }
 
-// end ends the answer with what the operation has ended with. It returns an error that nothing was sent before.
+// end ends the answer with err, the result of the operation. If that is an error and nothing was sent yet, end only
+// returns it.
 func (st *stream) end(err error) error {
 	if err != nil && !st.begun {
 		return err
@@ -79,11 +81,36 @@ type streamRoute struct {
 	handle             func(*Server, *request) error
 }
 
+// checked returns a handler that refuses a request whose query has another parameter than those of the route, or one of
+// them twice: a misspelt parameter would be taken for an absent one.
+func checked(parameters []parameter, handle func(*Server, *request) error) func(*Server, *request) error {
+	return func(s *Server, r *request) error {
+		if err := checkQuery(parameters, r.URL.RawQuery); err != nil {
+			return err
+		}
+		return handle(s, r)
+	}
+}
+
+func checkQuery(parameters []parameter, text string) error {
+	query, err := url.ParseQuery(text)
+	if err != nil {
+		return fmt.Errorf("%w: the query: %w", wire.ErrRequest, err)
+	}
+	for name, values := range query {
+		known := slices.ContainsFunc(parameters, func(p parameter) bool { return p.name == name })
+		if !known || len(values) > 1 {
+			return fmt.Errorf("%w: the parameter %q of the query is unknown, or there more than once", wire.ErrRequest, name)
+		}
+	}
+	return nil
+}
+
 // A parameter of a query.
 type parameter struct{ name, meaning string }
 
 var (
-	ofSession = []parameter{{"session", "the id of the session"}, {"of", "the session itself, as info returns it; another one of that id is another session"}}
+	ofSession = []parameter{{"session", "the id of the session"}, {"incarnation", "the session itself, as info returns it; another one of that id is another session"}}
 	streams   = []streamRoute{
 		{
 			"watch", "GET", "/v1/watch", "Sends the commits of a session after a revision, and those that come, as server-sent events.", Read,
@@ -93,6 +120,10 @@ var (
 			"changes", "GET", "/v1/changes", "Sends the changes of all sessions after a cursor of the feed, and those that come, as server-sent events.", Read,
 			[]parameter{{"after", "the cursor; the header Last-Event-ID comes before it"}},
 			true, (*Server).changes,
+		},
+		{
+			"watch-records", "GET", "/v1/watch-records", "Sends the records of a session, or of all, whose keys begin with a prefix, and the changes of them that come, as server-sent events.", Read,
+			append(ofSession[:2:2], parameter{"prefix", "what the keys begin with"}), true, (*Server).watchRecords,
 		},
 		{
 			"read-attachment", "GET", "/v1/attachment", "Sends the bytes of an attachment. An answer that is cut off is not whole.", Read,
@@ -122,7 +153,7 @@ var (
 
 func target(r *request) wire.Target {
 	q := r.URL.Query()
-	return wire.Target{Session: q.Get("session"), Of: q.Get("of")}
+	return wire.Target{Session: q.Get("session"), Incarnation: q.Get("incarnation")}
 }
 
 // after returns where a watch begins.
@@ -152,6 +183,21 @@ func (s *Server) changes(r *request) error {
 	from := turnstone.Cursor(after(r))
 	return events(s, r, "change", func(ctx context.Context) iter.Seq2[turnstone.Change, error] { return r.space.store.Watch(ctx, from) },
 		func(c turnstone.Change) string { return string(c.Cursor) })
+}
+
+// watchRecords sends records, and the changes of them, as events. They have no ids: a watch that goes on begins anew.
+func (s *Server) watchRecords(r *request) error {
+	of, prefix := target(r), r.URL.Query().Get("prefix")
+	watch := r.space.store.WatchRecords
+	if of != (wire.Target{}) {
+		session, err := r.space.find(r.Context(), of)
+		if err != nil {
+			return err
+		}
+		watch = session.WatchRecords
+	}
+	return events(s, r, "records", func(ctx context.Context) iter.Seq2[turnstone.RecordUpdate, error] { return watch(ctx, prefix) },
+		func(turnstone.RecordUpdate) string { return "" })
 }
 
 // events sends what a sequence yields as server-sent events, until the caller goes away, the server stops or it fails.
@@ -202,7 +248,11 @@ func events[T any](s *Server, r *request, kind string, begin func(context.Contex
 		if err = failed; err == nil {
 			var text string
 			if text, err = data(&v); err == nil {
-				err = write("id: " + id(v) + "\nevent: " + kind + text)
+				event := "event: " + kind + text
+				if at := id(v); at != "" {
+					event = "id: " + at + "\n" + event
+				}
+				err = write(event)
 			}
 		}
 		if err != nil {

@@ -24,7 +24,7 @@ type Scope string
 const (
 	Read     Scope = "read"
 	Write    Scope = "write"
-	Maintain Scope = "maintain" // collections, vacuums, and the feed's switch
+	Maintain Scope = "maintain" // collections, vacuums, prune, erase, and the feed's switch
 )
 
 // A Grant is what the bearer of a token may do.
@@ -60,8 +60,8 @@ type line struct {
 	Grant
 }
 
-// NewToken returns a token, and the line for a file of tokens that allows its bearer what g says. The file can't tell
-// what the token is.
+// NewToken returns a new token, and a line for a file of tokens that gives g to the bearer of the token. The line
+// does not reveal the token.
 func NewToken(g Grant) (token, text string, err error) {
 	if err := g.check(); err != nil {
 		return "", "", fmt.Errorf("server: token: %w", err)
@@ -105,12 +105,12 @@ func ReadTokens(r io.Reader) (func(token string) (Grant, bool), error) {
 		return nil, fmt.Errorf("server: tokens: %w", err)
 	}
 	return func(token string) (Grant, bool) {
-		g, ok := grants[sum(token)] // Whom the time of a lookup tells of a hash, it tells nothing of a token.
+		g, ok := grants[sum(token)] // The time of a lookup may reveal a hash, but no token.
 		return g, ok
 	}, nil
 }
 
-// allowed returns what the bearer of the request's token may do, or an error if that is not what needs a scope in a
+// allowed returns what the bearer of the request's token may do. It fails if the bearer does not have a scope in a
 // namespace.
 func (s *Server) allowed(r *http.Request, scope Scope, namespace string) (Grant, error) {
 	if s.o.Tokens == nil {

@@ -20,7 +20,7 @@ import (
 type uploads struct {
 	s *Server
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byID   map[writeID]*upload
 	going  int // those that have not ended
 	closed bool
@@ -40,7 +40,7 @@ type upload struct {
 
 	turn chan struct{} // holds one element while a request brings bytes
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	offset int64      // of the bytes that have come
 	stop   func()     // ends the request that brings bytes, because another one does
 }

@@ -82,7 +82,7 @@ func (w *writes) begin(n *written, sum uint64) (first, ok bool) {
 	return false, n.sum == sum
 }
 
-// end notes what a write ended with. One that failed without an effect is not remembered: it may be made again.
+// end records the result of a write. It forgets a write that failed without an effect: the client may make it again.
 func (w *writes) end(n *written, result []byte, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,7 +114,7 @@ func (w *writes) forget() {
 	}
 }
 
-// pin notes that a request is about the write of its id, before its body is read.
+// pin makes the server remember the write that a request is about, before the request's body is read.
 func (s *Server) pin(r *request) (unpin func(), err error) {
 	id := r.Header.Get(wire.HeaderRequest)
 	if len(id) > maxRequestID {
@@ -170,11 +170,11 @@ func (s *Server) once(r *request, sum uint64, f func(context.Context) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	<-w.done // It counts as a request as long as it goes on.
+	<-w.done // The write counts as a request as long as it goes on.
 	return s.writes.result(w)
 }
 
-// result returns what a write has ended with.
+// result returns the result of a write, or its error.
 func (w *writes) result(n *written) ([]byte, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

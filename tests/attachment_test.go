@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -263,4 +264,31 @@ func TestG6_UploadsExpire(t *testing.T) {
 		t.Errorf("records left: %v", n)
 	}
 	verify(t, st)
+}
+
+// A store that has not seen the content of an attachment links it all the same.
+func TestA7_AStoreLinksWhatAnotherOneHasStored(t *testing.T) {
+	e := memory.New()
+	one, two := openStore(t, e, nil), openStore(t, e, nil)
+	s := create(t, one, turnstone.Request{ID: "s"})
+	a, err := s.PutAttachment(ctx, strings.NewReader("content"), -1, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{a}}}})
+	other := create(t, two, turnstone.Request{ID: "other"})
+	if _, err := other.LinkAttachment(ctx, "s", a.ID); err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, other, turnstone.Commit{Stored: map[string]blob.ID{"p": a.ID}})
+	if parts, err := other.Checkpoint(ctx, 0); err != nil || string(parts["p"]) != "content" {
+		t.Errorf("%q, %v", parts, err)
+	}
+	// One that is uploaded again is told with both.
+	if _, err := s.PutAttachment(ctx, strings.NewReader("content"), -1, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	if of, err := s.Attachment(ctx, a.ID); err != nil || of.Node.IsZero() || of.Expires.IsZero() {
+		t.Errorf("%+v, %v", of, err)
+	}
 }

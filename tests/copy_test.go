@@ -29,7 +29,7 @@ func fill(t *testing.T, e engine.Engine) {
 	st := openStore(t, e, &turnstone.Options{SealBytes: 5000, NoAutoSeal: true})
 	defer st.Close()
 	for i := range 10 {
-		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: turnstone.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: head.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
 		at, err := s.PutAttachment(ctx, strings.NewReader(strings.Repeat("attached ", 1000*i)), -1, "text/plain", "a")
 		if err != nil {
 			t.Fatal(err)
@@ -287,7 +287,7 @@ func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 				}
 				if old, oerr := st.Session(ctx, "s1"); err == nil && oerr == nil { // changes that move no head
 					n, kerr := old.NodeByKey(ctx, fmt.Sprint("k", 4+changes))
-					err = errors.Join(kerr, old.Tombstone(ctx, n.ID), old.SaveMetadata(ctx, turnstone.Metadata{Name: id}))
+					err = errors.Join(kerr, old.Tombstone(ctx, n.ID), old.SaveMetadata(ctx, head.Metadata{Name: id}))
 				}
 				if err == nil {
 					_, err = st.GC(ctx, gc.Options{})

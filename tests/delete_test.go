@@ -237,9 +237,9 @@ func TestD4_ASessionIsOpenedAsItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := i.Of
+	of := i.Incarnation
 	create(t, st, turnstone.Request{ID: "a"}, []byte("another"))
-	again, err := st.SessionOf(ctx, of)
+	again, err := st.SessionByIncarnation(ctx, of)
 	if err != nil || again.ID() != "b" {
 		t.Fatal(again.ID(), err)
 	}
@@ -247,11 +247,11 @@ func TestD4_ASessionIsOpenedAsItself(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	remove(t, st, "b")
-	if _, err := st.SessionOf(ctx, of); !errors.Is(err, turnstone.ErrSessionNotFound) {
+	if _, err := st.SessionByIncarnation(ctx, of); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
 	for _, wrong := range []string{"", "b", of[:30], of + "00", of[:31] + "x"} {
-		if _, err := st.SessionOf(ctx, wrong); !errors.Is(err, turnstone.ErrInvalid) {
+		if _, err := st.SessionByIncarnation(ctx, wrong); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}

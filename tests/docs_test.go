@@ -117,7 +117,7 @@ import (
 	"os"
 
 	"` + module + `"
-	"` + module + `/engine/pebble"
+	"` + module + `/engine/open"
 )
 
 func main() {

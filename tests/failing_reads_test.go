@@ -55,19 +55,19 @@ type target struct {
 	state   *turnstone.State // of the session
 	blob    blob.ID          // an attachment of it
 	cursor  turnstone.Cursor // of the feed
-	of      string           // Info.Of of the session
+	of      string           // Info.Incarnation of the session
 }
 
 // arguments returns an argument of each type that a method of a Session or a Store takes.
 func (on *target) arguments(method string) map[reflect.Type]any {
 	of := map[reflect.Type]any{}
 	for _, v := range []any{
-		on.state.Nodes[1].ID, on.blob, on.cursor, int64(-1), head.Revision(1), turnstone.Retention(4), time.Hour,
+		on.state.Nodes[1].ID, on.blob, on.cursor, int64(-1), head.Revision(1), head.Retention(4), time.Hour,
 		turnstone.Scope{},
 		turnstone.RecordQuery{},
 		turnstone.ListOptions{},
-		turnstone.Metadata{Name: "another"},
-		turnstone.FieldModel,
+		head.Metadata{Name: "another"},
+		head.FieldModel,
 		turnstone.EraseOptions{},
 		turnstone.KeepChildren,
 		gc.Options{},
@@ -87,7 +87,7 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 	switch method {
 	case "Store.Session", "Store.Delete", "Store.Erase":
 		of[reflect.TypeFor[string]()] = "a"
-	case "Store.SessionOf":
+	case "Store.SessionByIncarnation":
 		of[reflect.TypeFor[string]()] = on.of
 	}
 	of[reflect.TypeFor[io.Reader]()] = strings.NewReader("an attachment")
@@ -138,6 +138,13 @@ func (on *target) invoke(ctx context.Context, name string) (text string, err err
 			for c, cerr := range v {
 				if err = cerr; err == nil {
 					told = append(told, c)
+				}
+				break
+			}
+		case iter.Seq2[turnstone.RecordUpdate, error]:
+			for u, uerr := range v {
+				if err = uerr; err == nil {
+					told = append(told, u)
 				}
 				break
 			}
@@ -215,7 +222,7 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 						}
 						return f
 					}}, &turnstone.Options{NoAutoSeal: true})
-					on := &target{store: st, session: session(t, st, "a"), state: state, blob: attached, cursor: feed.End, of: i.Of}
+					on := &target{store: st, session: session(t, st, "a"), state: state, blob: attached, cursor: feed.End, of: i.Incarnation}
 					_, err = on.session.Load(ctx, turnstone.Scope{Last: 1})
 					must(t, err)
 					befall(t, openStore(t, m, &turnstone.Options{NoAutoSeal: true}))

@@ -32,7 +32,7 @@ func TestWA9_TheOrderOfASessionDoesNotDependOnClocks(t *testing.T) {
 	}
 	middle := feedOf(t, first).End
 	commitTo(t, session(t, stores[3], "s"), turnstone.Commit{})
-	if err := session(t, stores[2], "s").SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+	if err := session(t, stores[2], "s").SaveMetadata(ctx, head.Metadata{Name: "n"}); err != nil {
 		t.Fatal(err)
 	}
 	remove(t, stores[3], "s")
@@ -118,7 +118,7 @@ func TestWA9_NothingIsLostByAClockThatIsBehind(t *testing.T) {
 	commitTo(t, session(t, st, "d"), turnstone.Commit{})
 	want := []string{"created a", "committed a 1", "committed a 2", "renamed a b", "renamed b c", "renamed c d", "committed d 3"}
 	for i, node := range nodes {
-		if err := errors.Join(session(t, st, "d").SaveMetadata(ctx, turnstone.Metadata{Name: fmt.Sprint(i)}), session(t, st, "d").Tombstone(ctx, node)); err != nil {
+		if err := errors.Join(session(t, st, "d").SaveMetadata(ctx, head.Metadata{Name: fmt.Sprint(i)}), session(t, st, "d").Tombstone(ctx, node)); err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, "saved d")
@@ -137,7 +137,7 @@ func TestWA9_NothingFollowsADeletionHoweverMuchWaits(t *testing.T) {
 	begin := startFeed(t, st)
 	create(t, st, turnstone.Request{ID: "a"})
 	other := create(t, st, turnstone.Request{ID: "o"})
-	if err := session(t, openStore(t, e, at(&ahead)), "a").SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+	if err := session(t, openStore(t, e, at(&ahead)), "a").SaveMetadata(ctx, head.Metadata{Name: "n"}); err != nil {
 		t.Fatal(err)
 	}
 	now = now.Add(time.Millisecond)
@@ -193,7 +193,7 @@ func TestWA9_NothingFollowsADeletionOfMoreThanABatch(t *testing.T) {
 	s := session(t, openStore(t, e, at(&ahead)), "a")
 	for i := range 1200 {
 		ahead = ahead.Add(time.Millisecond)
-		if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: fmt.Sprint(i)}); err != nil {
+		if err := s.SaveMetadata(ctx, head.Metadata{Name: fmt.Sprint(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

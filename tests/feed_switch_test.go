@@ -15,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -50,7 +51,7 @@ func TestWA7_WhatIsDoneWhileTheFeedBeginsIsInIt(t *testing.T) {
 		},
 		"metadata": {
 			func(st *turnstone.Store) error {
-				return session(t, st, "s").SaveMetadata(ctx, turnstone.Metadata{Name: "n"})
+				return session(t, st, "s").SaveMetadata(ctx, head.Metadata{Name: "n"})
 			},
 			func(st *turnstone.Store) bool { return info(t, st, "s").Name == "n" }, "saved s",
 		},
@@ -139,7 +140,7 @@ func TestWA8_AStartOrEndThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 				commitTo(t, session(t, st, fmt.Sprint(i)), turnstone.Commit{})
 			}
 			other := create(t, st, turnstone.Request{ID: fmt.Sprint("other ", n)})
-			if err := errors.Join(rename(ctx, st, "2", "r"), other.SaveMetadata(ctx, turnstone.Metadata{Name: "n"})); err != nil {
+			if err := errors.Join(rename(ctx, st, "2", "r"), other.SaveMetadata(ctx, head.Metadata{Name: "n"})); err != nil {
 				t.Fatal(err)
 			}
 			verify(t, st)

@@ -205,11 +205,38 @@ func TestWA15_OnPostgreSQLWatchesHearOfOtherProcesses(t *testing.T) {
 		stores = append(stores, openStore(t, e, &turnstone.Options{PollEvery: time.Hour}))
 	}
 	watching, committing := stores[0], stores[1]
-	begin := startFeed(t, watching)
-	s := create(t, committing, turnstone.Request{ID: "s"})
 	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	heard := make(chan string)
+	expect := func(want ...string) {
+		t.Helper()
+		for range want {
+			if got := <-heard; !slices.Contains(want, got) {
+				t.Fatalf("%q, want one of %q", got, want)
+			}
+		}
+	}
+	// Watches of records need no feed.
+	create(t, watching, turnstone.Request{ID: "s"})
+	s := session(t, committing, "s")
+	for kind, w := range map[string]turnstone.RecordWatcher{"session": session(t, watching, "s"), "store": watching} {
+		go func() {
+			for u, err := range w.WatchRecords(limited, "r") {
+				if err != nil {
+					return
+				}
+				heard <- fmt.Sprint(kind, " has set ", len(u.Records))
+			}
+		}()
+	}
+	expect("session has set 0", "store has set 0")
+	for i := range 3 {
+		if _, err := s.ChangeRecords(ctx, turnstone.RecordChange{Key: fmt.Sprint("r", i)}); err != nil {
+			t.Fatal(err)
+		}
+		expect("session has set 1", "store has set 1")
+	}
+	begin := startFeed(t, watching)
 	go func() {
 		for e, err := range session(t, watching, "s").Watch(limited, 0) {
 			heard <- fmt.Sprintf("session %d%v", e.Revision, err)
@@ -220,20 +247,11 @@ func TestWA15_OnPostgreSQLWatchesHearOfOtherProcesses(t *testing.T) {
 			heard <- fmt.Sprintf("store %s%d%v", c.Kind, c.Revision, err)
 		}
 	}()
-	expect := func(want ...string) {
-		t.Helper()
-		for range want {
-			if got := <-heard; !slices.Contains(want, got) {
-				t.Fatalf("%q, want one of %q", got, want)
-			}
-		}
-	}
-	expect("store created0<nil>")
 	for i := range 3 {
 		commitTo(t, s, turnstone.Commit{})
 		expect(fmt.Sprintf("session %d<nil>", i+1), fmt.Sprintf("store committed%d<nil>", i+1))
 	}
-	if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+	if err := s.SaveMetadata(ctx, head.Metadata{Name: "n"}); err != nil {
 		t.Fatal(err)
 	}
 	expect("store saved0<nil>")
@@ -318,7 +336,7 @@ func TestWA4_AChangeWhoseReplyWasLostIsToldOnce(t *testing.T) {
 	s := create(t, st, turnstone.Request{ID: "s"})
 	begin := startFeed(t, st)
 	for _, call := range []func() error{
-		func() error { return s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}) },
+		func() error { return s.SaveMetadata(ctx, head.Metadata{Name: "n"}) },
 		func() error { return rename(ctx, st, "s", "r") },
 		func() error { return st.Delete(ctx, "r", turnstone.KeepChildren) },
 		func() error { _, _, err := st.Create(ctx, turnstone.Request{ID: "t"}); return err },

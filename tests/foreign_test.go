@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -50,11 +51,19 @@ func foreignReads(t *testing.T, e engine.Engine, st *turnstone.Store, namespace 
 	return nil
 }
 
+func nanos(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(t.UnixNano())
+}
+
 func foreignSession(t *testing.T, st *turnstone.Store, info turnstone.Info, f *foreign.Session) error {
 	t.Helper()
 	s := session(t, st, info.ID)
 	if f == nil || f.Revision != uint64(info.Revision) || f.Name != info.Name || f.Model != info.Model || f.Cwd != info.Cwd || f.Group != info.Group ||
-		!maps.Equal(f.Labels, info.Labels) || f.Retention != uint64(info.Retention) {
+		!maps.Equal(f.Labels, info.Labels) || f.Retention != uint64(info.Retention) ||
+		string(f.Custom) != string(info.Custom) || f.HostCreated != nanos(info.HostCreated) || f.HostUpdated != nanos(info.HostUpdated) || uint64(len(f.Path)) != info.Messages {
 		return fmt.Errorf("%+v, and for a stranger %+v", info, f)
 	}
 	state, err := s.Load(ctx, turnstone.Scope{})
@@ -205,7 +214,7 @@ func (w *wild) step() error {
 	case k < 24:
 		w.n++
 		id := fmt.Sprint("s", w.n)
-		r := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: "n" + id, Group: "g/h", Labels: map[string]string{"l": id}}}
+		r := turnstone.Request{ID: id, Metadata: head.Metadata{Name: "n" + id, Group: "g/h", Labels: map[string]string{"l": id}}}
 		if w.rng.IntN(3) > 0 {
 			r.Parent, r.Detached = s.ID(), w.rng.IntN(4) == 0
 			r.NoCheckpoint = !r.Detached && w.rng.IntN(2) == 0
@@ -229,7 +238,7 @@ func (w *wild) step() error {
 		_, err := s.Prune(ctx, 3)
 		return err
 	case k < 35:
-		return s.SaveMetadata(ctx, turnstone.Metadata{Model: fmt.Sprint("m", w.n), Cwd: "/x", Retention: 5})
+		return s.SaveMetadata(ctx, head.Metadata{Model: fmt.Sprint("m", w.n), Cwd: "/x", Retention: 5})
 	case k < 36 && len(w.ids) > 2:
 		w.ids = slices.DeleteFunc(w.ids, func(id string) bool { return id == s.ID() })
 		return w.st.Delete(ctx, s.ID(), turnstone.KeepChildren)

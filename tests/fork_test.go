@@ -61,7 +61,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	prune := func(s *turnstone.Session, keep turnstone.Retention) {
+	prune := func(s *turnstone.Session, keep head.Retention) {
 		t.Helper()
 		prune(t, s, keep)
 		vacuum(t, st)

@@ -18,8 +18,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
@@ -45,9 +44,12 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 		t.Fatalf("no stores in %s: %v", golden, err)
 	}
 	for _, dir := range formats {
-		for name, open := range map[string]func(*testing.T, []byte) (engine.Engine, error){"badger": openArchive, "pebble": openArchive, "postgres": openDump} {
+		for _, name := range append(open.Schemes(), "postgres") {
 			t.Run(filepath.Base(dir)+"/"+name, func(t *testing.T) {
 				data, err := os.ReadFile(filepath.Join(dir, name+".zst"))
+				if os.IsNotExist(err) && dir != formats[len(formats)-1] {
+					t.Skip("the engine is younger than the format")
+				}
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -55,7 +57,7 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				e, err := open(t, unpacked(t, data))
+				e, err := openArchive(t, name, unpacked(t, data))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -161,12 +163,13 @@ func writeGolden(t *testing.T) {
 		must(e.Apply(ctx, &b))
 		must(e.Close())
 	}
-	badgerDir, pebbleDir := t.TempDir(), t.TempDir()
-	be, err := badger.Open(badgerDir, nil)
-	put(be, err)
-	pe, err := pebble.Open(pebbleDir, nil)
-	put(pe, err)
-	for name, content := range map[string][]byte{"badger": archive(t, badgerDir), "pebble": archive(t, pebbleDir), "postgres": statements(t, source)} {
+	stores := map[string][]byte{"postgres": statements(t, source)}
+	for _, name := range open.Schemes() {
+		at := filepath.Join(t.TempDir(), "store")
+		put(open.Open(ctx, name+":"+at, &open.Options{Exclusive: true}))
+		stores[name] = archive(t, at)
+	}
+	for name, content := range stores {
 		w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBestCompression))
 		must(err)
 		must(os.WriteFile(filepath.Join(dir, name+".zst"), w.EncodeAll(content, nil), 0o644))
@@ -201,10 +204,12 @@ func archive(t *testing.T, dir string) []byte {
 	return b.Bytes()
 }
 
-// openArchive opens the store of a directory that archive put away: which engine wrote it
-// the name of the test says.
-func openArchive(t *testing.T, data []byte) (engine.Engine, error) {
+// openArchive opens the store of an engine that archive or statements put away.
+func openArchive(t *testing.T, name string, data []byte) (engine.Engine, error) {
 	t.Helper()
+	if name == "postgres" {
+		return openDump(t, data)
+	}
 	dir := filepath.Join(t.TempDir(), "store")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -225,10 +230,7 @@ func openArchive(t *testing.T, data []byte) (engine.Engine, error) {
 			return nil, err
 		}
 	}
-	if strings.HasSuffix(t.Name(), "badger") {
-		return badger.Open(dir, nil)
-	}
-	return pebble.Open(dir, nil)
+	return open.Open(ctx, name+":"+dir, &open.Options{Exclusive: true})
 }
 
 // statements returns the statements that make a schema with the records of an engine, one a line.

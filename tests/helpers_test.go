@@ -20,6 +20,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var ctx = context.Background()
@@ -128,7 +129,7 @@ func upload(t *testing.T, s *turnstone.Session, content []byte) blob.Attachment 
 }
 
 // prune prunes s to the last keep revisions.
-func prune(t *testing.T, s *turnstone.Session, keep turnstone.Retention) {
+func prune(t *testing.T, s *turnstone.Session, keep head.Retention) {
 	t.Helper()
 	if _, err := s.Prune(ctx, keep); err != nil {
 		t.Fatal(err)

@@ -156,7 +156,7 @@ func (a adk) create(id string, state map[string]string) {
 	own, user, app := a.deltas(nil, state)
 	name := strings.Split(id, "/")
 	of := func(id, group string) *turnstone.Request {
-		return &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}}
+		return &turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}
 	}
 	a.all(
 		turnstone.SessionCommit{Create: of(id, name[0]+"/"+name[1]), Commit: turnstone.Commit{Checkpoint: own}},

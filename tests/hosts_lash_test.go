@@ -9,6 +9,8 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/draft"
+	"github.com/turnstonedb/turnstone/effect"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/lease"
 	"github.com/turnstonedb/turnstone/queue"
@@ -40,6 +42,52 @@ var lashRows = map[string]func(h *host){
 		h.must(three.Release(ctx))
 		_, err = acquire("four", false)
 		h.must(err)
+	},
+	"lash-lane": func(h *host) {
+		s := create(h.T, h.Store, turnstone.Request{ID: "s"})
+		for _, id := range []string{"1", "2", "3"} {
+			_, err := s.ChangeRecords(ctx, queue.PutAs("inputs", id, []byte("input "+id)))
+			h.must(err)
+		}
+		run, err := lease.Acquire(ctx, s, "run", lease.Options{Holder: "host"})
+		h.must(err)
+		turn, err := queue.ClaimJoined(ctx, s, "inputs", lease.Options{Under: run}, queue.Join{Limit: 2})
+		h.must(err)
+		successor, err := lease.Acquire(ctx, s, "run", lease.Options{Holder: "successor", Steal: true})
+		h.must(err)
+		again, err := queue.Claim(ctx, s, "inputs", lease.Options{Under: successor})
+		h.must(err)
+		h.equal(again.ID+again.Joined[0].ID, "12")
+		_, err = turn.Commit(ctx, turnstone.Commit{Turn: turn.ID, Nodes: saying([]byte("late"))})
+		h.equal(errors.Is(err, lease.ErrFenced), true)
+		_, err = again.Commit(ctx, turnstone.Commit{Turn: again.ID, Nodes: saying([]byte("to both"))})
+		h.must(err)
+		left, _, err := queue.Peek(ctx, s, "inputs", "", 10)
+		h.must(err)
+		h.equal(len(left), 1)
+	},
+	"lash-pin": func(h *host) {
+		s := create(h.T, h.Store, turnstone.Request{ID: "s"})
+		commitTo(h.T, s, turnstone.Commit{Nodes: saying([]byte("one"))})
+		commitTo(h.T, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("two")), Checkpoint: map[string][]byte{"p": []byte("of two")}})
+		commitTo(h.T, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("three")), Checkpoint: map[string][]byte{"p": []byte("of three")}})
+		create(h.T, h.Store, turnstone.Request{ID: "pin/release-1", Parent: "s", ForkAt: 2, Metadata: head.Metadata{Group: "pins"}})
+		h.must(h.Delete(ctx, "s", turnstone.KeepChildren))
+		_, err := h.Vacuum(ctx, gc.VacuumOptions{})
+		h.must(err)
+		page, err := h.List(ctx, turnstone.ListOptions{Group: "pins"})
+		h.must(err)
+		h.equal(len(page.Sessions), 1)
+		h.equal(page.Sessions[0].ID, "pin/release-1")
+		pin := session(h.T, h.Store, "pin/release-1")
+		h.equal(len(h.load("pin/release-1", turnstone.Scope{}).Nodes), 2)
+		parts, err := pin.Checkpoint(ctx, 0)
+		h.must(err)
+		h.equal(string(parts["p"]), "of two")
+		fork := create(h.T, h.Store, turnstone.Request{ID: "again", Parent: "pin/release-1", ForkAt: turnstone.RevisionZero})
+		h.equal(fork.ID(), "again")
+		h.equal(len(h.load("again", turnstone.Scope{}).Nodes), 2)
+		h.must(h.Delete(ctx, "pin/release-1", turnstone.KeepChildren))
 	},
 	"lash-fence": func(h *host) {
 		s := create(h.T, h.Store, turnstone.Request{ID: "s"})
@@ -114,6 +162,24 @@ var lashRows = map[string]func(h *host){
 		h.equal(string(d.Content()), "Hello, world")
 		commitAt(h.T, s, turnstone.Commit{Turn: "turn 1", Nodes: saying([]byte("Hello, world!")), Records: d.Done()})
 		h.equal(len(h.records("s", "")), 0)
+	},
+	"lash-effect": func(h *host) { // lash-sansio: a restore replays what was recorded, and runs what was not
+		s := create(h.T, h.Store, turnstone.Request{ID: "s"})
+		run := func(due ...string) (ran []string) {
+			for _, id := range due {
+				_, err := effect.Do(ctx, session(h.T, h.Store, "s"), "turn 1", id, func(context.Context) ([]byte, error) {
+					ran = append(ran, id)
+					return []byte("result of " + id), nil
+				})
+				h.must(err)
+			}
+			return ran
+		}
+		h.equal(fmt.Sprint(run("llm", "tool")), "[llm tool]")
+		h.equal(fmt.Sprint(run("llm", "tool", "next")), "[next]") // after a crash
+		_, err := effect.Commit(ctx, s, turnstone.Commit{Turn: "turn 1", Nodes: saying([]byte("done"))})
+		h.must(err)
+		h.equal(len(h.records("s", "effect/")), 0)
 	},
 	"lash-append": func(h *host) {
 		s := create(h.T, h.Store, turnstone.Request{ID: "s"})

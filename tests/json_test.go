@@ -13,12 +13,12 @@ func TestJSONHasATextForWhatNumbersCanNotSay(t *testing.T) {
 	id := graph.ID{1, 2}
 	type all struct {
 		Revisions  []head.Revision
-		Retentions []turnstone.Retention
+		Retentions []head.Retention
 		Refs       []turnstone.Ref
 	}
 	want := all{
 		[]head.Revision{0, 7, turnstone.AnyRevision, turnstone.RevisionZero},
-		[]turnstone.Retention{0, 7, turnstone.KeepAll},
+		[]head.Retention{0, 7, head.KeepAll},
 		[]turnstone.Ref{{}, turnstone.RefNew(3), turnstone.RefNone(), turnstone.RefTo(id), turnstone.RefTo(graph.ID{})},
 	}
 	text, err := json.Marshal(want)

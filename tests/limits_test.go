@@ -55,7 +55,7 @@ func onCommit(maximum int64, limit string, in func(n int) turnstone.Commit) boun
 }
 
 // onMetadata is the bound of metadata that has n of something.
-func onMetadata(maximum int64, limit string, m func(n int) turnstone.Metadata) bound {
+func onMetadata(maximum int64, limit string, m func(n int) head.Metadata) bound {
 	return bound{maximum: maximum, limit: limit, try: func(t *testing.T, n int) error {
 		s := limited(t)
 		saved := s.SaveMetadata(ctx, m(n))
@@ -257,20 +257,20 @@ var bounds = map[string]bound{
 	"cached input": tokens(func(u *head.Usage, n uint64) { u.CachedInput = n }),
 	"cache write":  tokens(func(u *head.Usage, n uint64) { u.CacheWrite = n }),
 	"reasoning":    tokens(func(u *head.Usage, n uint64) { u.Reasoning = n }),
-	"name":         onMetadata(turnstone.MaxText, "name bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Name: text(n)} }),
-	"cwd":          onMetadata(turnstone.MaxText, "cwd bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Cwd: text(n)} }),
-	"model":        onMetadata(turnstone.MaxModel, "model bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Model: text(n)} }),
-	"labels":       onMetadata(turnstone.MaxLabels, "labels", func(n int) turnstone.Metadata { return turnstone.Metadata{Labels: numbered(n)} }),
-	"label name": onMetadata(turnstone.MaxLabel, "label name bytes", func(n int) turnstone.Metadata {
-		return turnstone.Metadata{Labels: map[string]string{text(n): "x"}}
+	"name":         onMetadata(turnstone.MaxText, "name bytes", func(n int) head.Metadata { return head.Metadata{Name: text(n)} }),
+	"cwd":          onMetadata(turnstone.MaxText, "cwd bytes", func(n int) head.Metadata { return head.Metadata{Cwd: text(n)} }),
+	"model":        onMetadata(turnstone.MaxModel, "model bytes", func(n int) head.Metadata { return head.Metadata{Model: text(n)} }),
+	"labels":       onMetadata(turnstone.MaxLabels, "labels", func(n int) head.Metadata { return head.Metadata{Labels: numbered(n)} }),
+	"label name": onMetadata(turnstone.MaxLabel, "label name bytes", func(n int) head.Metadata {
+		return head.Metadata{Labels: map[string]string{text(n): "x"}}
 	}),
-	"label value": onMetadata(turnstone.MaxLabel, "label value bytes", func(n int) turnstone.Metadata {
-		return turnstone.Metadata{Labels: map[string]string{"x": text(n)}}
+	"label value": onMetadata(turnstone.MaxLabel, "label value bytes", func(n int) head.Metadata {
+		return head.Metadata{Labels: map[string]string{"x": text(n)}}
 	}),
 	"labels of a session": {maximum: turnstone.MaxLabels, limit: "labels", steps: func(t *testing.T) func(int) error {
 		s := limited(t)
 		return func(n int) error {
-			return s.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{fmt.Sprint(n): "x"}})
+			return s.SaveMetadata(ctx, head.Metadata{Labels: map[string]string{fmt.Sprint(n): "x"}})
 		}
 	}},
 	"labels of a commit": onCommit(turnstone.MaxLabels, "labels", func(n int) turnstone.Commit { return turnstone.Commit{Labels: numbered(n)} }),

@@ -101,7 +101,7 @@ func TestAnObserverIsToldOfEverything(t *testing.T) {
 	if _, err := s.Commit(t.Context(), turnstone.Commit{Expected: 5}); err == nil {
 		t.Fatal("no conflict")
 	}
-	if got := one(turnstone.OpCommit); turnstone.ErrorType(got.Err) != "conflict" {
+	if got := one(turnstone.OpCommit); turnstone.KindOf(got.Err).Name != "conflict" {
 		t.Errorf("%+v", got)
 	}
 	if _, err := s.Commit(t.Context(), turnstone.Commit{Expected: 1, Checkpoint: map[string][]byte{"p": []byte("91")}}); err != nil {
@@ -239,16 +239,16 @@ func TestALogObserverLogsNoContent(t *testing.T) {
 	}
 }
 
-// ErrorType has a name for each kind of error, however it is wrapped.
-func TestErrorTypeNamesEveryError(t *testing.T) {
+// KindOf finds the kind of each error, however it is wrapped.
+func TestEveryErrorHasAKind(t *testing.T) {
 	for want, err := range map[string]error{
-		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "record_conflict": &turnstone.RecordConflictError{}, "limit": &turnstone.LimitError{},
-		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &damage.CorruptError{}, "format": fmt.Errorf("x: %w", &damage.FormatError{}),
-		"unknown_outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no_space": engine.ErrNoSpace,
-		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
-		"has_children": turnstone.ErrHasChildren, "other": errors.New("x"),
+		"": nil, "conflict": &turnstone.ConflictError{}, "turn-conflict": &turnstone.TurnConflictError{}, "record-conflict": &turnstone.RecordConflictError{}, "limit": &turnstone.LimitError{},
+		"invalid": &turnstone.InvalidError{}, "session-not-found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "damaged": &damage.CorruptError{}, "format": fmt.Errorf("x: %w", &damage.FormatError{}),
+		"unknown-outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no-space": engine.ErrNoSpace,
+		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "revision-pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
+		"has-children": turnstone.ErrHasChildren, "other": errors.New("x"),
 	} {
-		if got := turnstone.ErrorType(err); got != want {
+		if got := turnstone.KindOf(err).Name; got != want {
 			t.Errorf("%v is %q, not %q", err, got, want)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
@@ -21,8 +22,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// An effect is a call that alters the store, and how to see what it did.
-type effect struct {
+// An alteration is a call that alters the store, and how to see what it did.
+type alteration struct {
 	name string
 	// call is the call, on the store of outcomeStore. told is what it returned beside
 	// the error, as text.
@@ -41,7 +42,7 @@ func sessionB(st *turnstone.Store) (*turnstone.Session, head.Revision, error) {
 	return b, info.Revision, err
 }
 
-var effects = []effect{
+var effects = []alteration{
 	{name: "create", want: "true", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		n, created, err := st.Create(ctx, turnstone.Request{ID: "new"})
 		if err == nil { // the handle is of the session that stands
@@ -134,6 +135,22 @@ var effects = []effect{
 		}
 		return fmt.Sprint(rs[0].Created, " ", rs[0].Revision, " ", rs[1].Revision), nil
 	}},
+	{name: "create with records", want: "true 0 4 v", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
+		rs, err := st.CommitAll(ctx,
+			turnstone.SessionCommit{Create: &turnstone.Request{ID: "new"}, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "k", Value: []byte("v"), Expect: turnstone.NoRecord}}}},
+			turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: 3, Nodes: saying([]byte("more"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Created, " ", rs[0].Revision, " ", rs[1].Revision, " v"), nil
+	}},
+	{name: "create with records alone", want: "true", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "new", Parent: "a"}, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "k"}}}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Created), nil
+	}},
 	{name: "create with a commit alone", want: "true 1", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "new"}, Commit: turnstone.Commit{Turn: "t", Nodes: saying([]byte("first"))}})
 		if err != nil {
@@ -157,7 +174,7 @@ var effects = []effect{
 		return fmt.Sprint(r.Revision), err
 	}},
 	{name: "metadata", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
-		return "", s.SaveMetadata(ctx, turnstone.Metadata{Name: "other", Group: "g/h", Labels: map[string]string{"l": "v"}})
+		return "", s.SaveMetadata(ctx, head.Metadata{Name: "other", Group: "g/h", Labels: map[string]string{"l": "v"}})
 	}},
 	{name: "rename", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		return "", rename(ctx, st, "b", "renamed")
@@ -226,6 +243,18 @@ var effects = []effect{
 	{name: "attachment", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		_, err := s.PutAttachment(ctx, strings.NewReader("text"), -1, "text/plain", "")
 		return "", err
+	}},
+	{name: "link", want: "8", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		a, err := s.LinkAttachment(ctx, "b", blob.Sum(attached))
+		return fmt.Sprint(a.Size), err
+	}},
+	{name: "stored part", want: "2", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		b, at, err := sessionB(st)
+		if err != nil {
+			return "", err
+		}
+		r, err := b.Commit(ctx, turnstone.Commit{Expected: at, Stored: map[string]blob.ID{"p": blob.Sum(attached)}})
+		return fmt.Sprint(r.Revision), err
 	}},
 }
 
@@ -506,7 +535,7 @@ func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
 // goes on, and everything else fails without effect.
 func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	reclaim := []string{"tombstone", "prune", "prune all", "prune what is old", "stop feed", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
-	collect := []effect{
+	collect := []alteration{
 		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 			_, err := st.GC(ctx, gc.Options{Full: true})
 			return "", err

@@ -82,8 +82,8 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 // A session that has a retention of its own is pruned by that.
 func TestASessionsOwnRetentionComesFirst(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
-		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
+	for id, own := range map[string]head.Retention{"default": 0, "all": head.KeepAll, "four": 4} {
+		s := create(t, st, turnstone.Request{ID: id, Metadata: head.Metadata{Retention: own}})
 		for i := range 6 {
 			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}})
 		}
@@ -215,12 +215,12 @@ func pruned(t *testing.T, e engine.Engine, st *turnstone.Store, o gc.PruneOption
 func TestK3_AgePrunesRevisionsButTheLastOne(t *testing.T) {
 	var c clock
 	e, st := onMemory(t, c.options())
-	for id, own := range map[string]turnstone.Retention{"a": 0, "all": turnstone.KeepAll, "two": 2, "young": 0} {
+	for id, own := range map[string]head.Retention{"a": 0, "all": head.KeepAll, "two": 2, "young": 0} {
 		c.now = time.Unix(1_700_000_000, 0)
 		if id == "young" {
 			c.now = c.now.Add(5 * 24 * time.Hour)
 		}
-		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
+		s := create(t, st, turnstone.Request{ID: id, Metadata: head.Metadata{Retention: own}})
 		if id == "young" {
 			continue
 		}
@@ -284,9 +284,9 @@ func TestK4_InactiveSessionsAreDeleted(t *testing.T) {
 	var c clock
 	e, st := onMemory(t, c.options())
 	for _, id := range []string{"old", "held", "committed", "renamed", "said", "queue", "parent"} {
-		m := turnstone.Metadata{}
+		m := head.Metadata{}
 		if id == "held" {
-			m.Retention = turnstone.KeepAll
+			m.Retention = head.KeepAll
 		}
 		commitAt(t, create(t, st, turnstone.Request{ID: id, Metadata: m}), turnstone.Commit{Nodes: saying([]byte("text of " + id)), Checkpoint: map[string][]byte{"p": []byte("part")}})
 	}
@@ -294,7 +294,7 @@ func TestK4_InactiveSessionsAreDeleted(t *testing.T) {
 	c.now = c.now.Add(20 * time.Hour)
 	commitAt(t, fork, turnstone.Commit{Nodes: saying([]byte("own"))})
 	commitAt(t, session(t, st, "committed"), turnstone.Commit{Expected: 1})
-	if err := session(t, st, "said").SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+	if err := session(t, st, "said").SaveMetadata(ctx, head.Metadata{Name: "n"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := session(t, st, "queue").ChangeRecords(ctx, turnstone.RecordChange{Key: "k"}); err != nil {
@@ -343,9 +343,9 @@ func TestK5_TheLeastRecentlyUpdatedGoUntilTheRestFits(t *testing.T) {
 	e, st := onMemory(t, c.options())
 	for i := range 1200 { // more than a page of the list
 		id := fmt.Sprintf("s%04d", i)
-		m := turnstone.Metadata{}
+		m := head.Metadata{}
 		if i == 3 {
-			m.Retention = turnstone.KeepAll
+			m.Retention = head.KeepAll
 		}
 		size := 100
 		if i == 5 {
@@ -372,9 +372,9 @@ func TestK6_ASessionThatIsUpdatedMeanwhileStays(t *testing.T) {
 			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})
 			return err
 		},
-		"metadata": func(s *turnstone.Session) error { return s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}) },
+		"metadata": func(s *turnstone.Session) error { return s.SaveMetadata(ctx, head.Metadata{Name: "n"}) },
 		"retention": func(s *turnstone.Session) error {
-			return s.SaveMetadata(ctx, turnstone.Metadata{Retention: turnstone.KeepAll})
+			return s.SaveMetadata(ctx, head.Metadata{Retention: head.KeepAll})
 		},
 	} {
 		var touched error

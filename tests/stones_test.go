@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -217,7 +218,7 @@ func (w *stoneWorld) step() {
 			w.Fatal(err)
 		}
 	case k == 17:
-		prune(w.T, s, turnstone.Retention(1+w.rng.IntN(4)))
+		prune(w.T, s, head.Retention(1+w.rng.IntN(4)))
 		vacuum(w.T, w.st)
 	default:
 		w.check(s)

@@ -83,7 +83,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	clock = clock.Add(2 * time.Hour)
 	collect(t, st, gc.Options{}) // forgets the id
 
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Group: "app/user", Labels: map[string]string{"k": "v"}, Retention: 9}})
+	a := create(t, st, turnstone.Request{ID: "a", Metadata: head.Metadata{Name: "n", Group: "app/user", Labels: map[string]string{"k": "v"}, Retention: 9}})
 	att := put(a, 300, 1)
 	part := random(4000, 2)
 	var nodes []graph.ID
@@ -203,7 +203,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 // rich fills a store with something of everything.
 func rich(t *testing.T, st *turnstone.Store) {
 	t.Helper()
-	s := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}}})
+	s := create(t, st, turnstone.Request{ID: "a", Metadata: head.Metadata{Name: "n", Labels: map[string]string{"k": "v"}}})
 	att, err := s.PutAttachment(ctx, bytes.NewReader(random(200_000, 1)), -1, "image/png", "x")
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 func outcomeStore(t *testing.T) *memory.Engine {
 	t.Helper()
 	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
+	a := create(t, st, turnstone.Request{ID: "a", Metadata: head.Metadata{Retention: 2}})
 	for i := range 3 {
 		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
 	}
@@ -258,11 +258,17 @@ func outcomeStore(t *testing.T) *memory.Engine {
 		t.Fatal(err)
 	}
 	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
-	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
+	b := create(t, st, turnstone.Request{ID: "b"})
+	alone := saying([]byte("alone"))
+	alone[0].Attachments = []blob.Attachment{upload(t, b, attached)}
+	commitTo(t, b, turnstone.Commit{Nodes: alone})
 	change(t, a, turnstone.RecordChange{Key: "r", Value: []byte("old")}, turnstone.RecordChange{Key: "r/gone"})
 	startFeed(t, st)
 	return e
 }
+
+// attached is what the attachment of session b of outcomeStore has.
+var attached = []byte("attached")
 
 // everything returns what all reads of a store give, as JSON. It stops at the first error.
 func everything(st *turnstone.Store) (string, error) {
@@ -317,6 +323,13 @@ func everything(st *turnstone.Store) (string, error) {
 		parts, err := s.Checkpoint(ctx, 0)
 		if err == nil {
 			err = tell(parts)
+		}
+		var attachments []turnstone.Attached
+		if err == nil {
+			attachments, err = s.Attachments(ctx)
+		}
+		if err == nil {
+			err = tell(attachments)
 		}
 		if err == nil {
 			var own turnstone.RecordPage

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
@@ -181,7 +182,7 @@ func writer(st *turnstone.Store, w int) error {
 				return fmt.Errorf("checkpoint of %s: %w", id, err)
 			}
 		case 3:
-			if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: text}); err != nil {
+			if err := s.SaveMetadata(ctx, head.Metadata{Name: text}); err != nil {
 				return err
 			}
 		}

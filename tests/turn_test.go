@@ -18,7 +18,7 @@ func TestC14_ATurnIsOneRecord(t *testing.T) {
 	var last *engine.Batch
 	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(b *engine.Batch) { last = b })}
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, Now: func() time.Time { return now }})
-	s := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Group: "g", Labels: map[string]string{"k": "v"}}})
+	s := create(t, st, turnstone.Request{ID: "a", Metadata: head.Metadata{Group: "g", Labels: map[string]string{"k": "v"}}})
 	revision := head.Revision(0)
 	commit := func(want string) {
 		t.Helper()

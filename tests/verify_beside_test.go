@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -188,14 +189,14 @@ func TestVF5_ASessionThatMovesInListsMeanwhileIsNoDamage(t *testing.T) {
 			return err
 		},
 		"metadata": func(s *turnstone.Session, _ *turnstone.Store) error {
-			return s.SaveMetadata(ctx, turnstone.Metadata{Group: "h", Labels: map[string]string{"l": "", "m": "v"}})
+			return s.SaveMetadata(ctx, head.Metadata{Group: "h", Labels: map[string]string{"l": "", "m": "v"}})
 		},
 		"rename": func(_ *turnstone.Session, st *turnstone.Store) error { return rename(ctx, st, "s", "t") },
 	} {
 		var v *turnstone.Verification
 		besideEachCall(t,
 			func(st *turnstone.Store) {
-				create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Group: "g", Labels: map[string]string{"l": "v"}}})
+				create(t, st, turnstone.Request{ID: "s", Metadata: head.Metadata{Group: "g", Labels: map[string]string{"l": "v"}}})
 			},
 			func(st *turnstone.Store) (err error) {
 				v, err = st.Verify(ctx, turnstone.VerifyOptions{})
@@ -222,11 +223,11 @@ func TestVF5_ASessionThatMovesInListsMeanwhileIsNoDamage(t *testing.T) {
 // A session that moves before each call of the engine is no damage, and the check ends.
 func TestVF5_ASessionThatMovesAllTheTimeIsNoDamage(t *testing.T) {
 	e, st := onMemory(t, nil)
-	create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Group: "g"}})
+	create(t, st, turnstone.Request{ID: "s", Metadata: head.Metadata{Group: "g"}})
 	now := time.Now()
 	s := session(t, openStore(t, e, &turnstone.Options{Now: func() time.Time { now = now.Add(time.Hour); return now }}), "s")
 	busy := &enginetest.Faulty{Engine: e, Plan: func(enginetest.Call) enginetest.Fault {
-		if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+		if err := s.SaveMetadata(ctx, head.Metadata{Name: "n"}); err != nil {
 			t.Error(err)
 		}
 		return enginetest.Fault{}

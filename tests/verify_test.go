@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/damage"
@@ -127,7 +128,7 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 	for _, p := range pairs(t, e) {
 		switch fields := p.Key[5:]; p.Key[4] {
 		case keys.About:
-			about, err := head.DecodeMetadata(p.Key, p.Value)
+			about, err := head.DecodeAbout(p.Key, p.Value)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -342,4 +343,91 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 			t.Error("a deeper chain costs more for each session")
 		}
 	}
+}
+
+// Verify computes how long the paths to leaves and fork nodes are: a commit and a fork that say something else, with
+// hashes that fit, are found.
+func TestVF8_VerifyKnowsTheLengthsOfPaths(t *testing.T) {
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	commitTo(t, s, turnstone.Commit{Nodes: append(saying([]byte("1")), saying([]byte("2"))...)})
+	create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	verify(t, st)
+	found := func(st *turnstone.Store, what string) {
+		t.Helper()
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+		if err != nil || len(v.Problems) == 0 || !slices.ContainsFunc(v.Problems, func(err error) bool { return strings.Contains(err.Error(), what) }) {
+			t.Errorf("%s: %v, %v", what, v.Problems, err)
+		}
+	}
+	apply := func(b engine.Batch) {
+		t.Helper()
+		if err := e.Apply(ctx, &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The origin of a fork without commits: its head has the same length.
+	var harm, mend engine.Batch
+	for _, p := range pairs(t, e) {
+		switch p.Key[4] {
+		case keys.Origin:
+			o, err := head.DecodeOrigin(p.Key, p.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Depth = 7
+			harm.Set(p.Key, o.Encode(p.Key))
+			mend.Set(p.Key, p.Value)
+			for _, h := range pairs(t, e) {
+				if h.Key[4] != keys.Head {
+					continue
+				}
+				one, err := head.DecodeHead(h.Key, h.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if bytes.Equal(one.Incarnation[:], p.Key[5:]) {
+					one.Depth, one.Commit = 7, head.Genesis(one.Incarnation, o)
+					harm.Set(h.Key, one.Encode(h.Key))
+					mend.Set(h.Key, h.Value)
+				}
+			}
+		}
+	}
+	if len(harm.Sets) != 2 {
+		t.Fatalf("%d records", len(harm.Sets))
+	}
+	apply(harm)
+	found(openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}), "path to the fork node")
+	apply(mend)
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
+	// A commit, with its head.
+	remove(t, st, "f")
+	vacuum(t, st)
+	turn, err := historiesOf(st).TurnAt(ctx, incarnationOf(s), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lying := turn.Commit
+	lying.Depth = 9
+	ks, vs, err := history.EncodeTurn(spaceOf(st), incarnationOf(s), lying.Body(), &turn.Pack)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harm = engine.Batch{}
+	for i := range ks {
+		harm.Set(ks[i], vs[i])
+	}
+	for _, h := range pairs(t, e) {
+		if h.Key[4] == keys.Head {
+			one, err := head.DecodeHead(h.Key, h.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			one.Depth, one.Commit = 9, lying.ID()
+			harm.Set(h.Key, one.Encode(h.Key))
+		}
+	}
+	apply(harm)
+	found(openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}), "path to the leaf of commit 1")
 }

@@ -114,8 +114,7 @@ func TestALongSaveThatFailedHalfway(t *testing.T) {
 	if got := texts(load(t, tr, "a").Messages); got != "old" {
 		t.Errorf("%.100s", got)
 	}
-	long.Base = saved.Revision
-	save(t, tr, "a", long)
+	save(t, tr, "a", long) // Its Base holds: nobody has changed the history.
 	s := tr.Saver("b", time.Hour, nil)
 	base = save(t, tr, "b", transcript.Snapshot{Messages: history("old")}).Revision
 	long.Base, n = base, 0

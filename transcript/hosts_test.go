@@ -2,6 +2,7 @@ package transcript_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -33,7 +35,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		for turn := range 3 {
 			save(t, tr, "agent", transcript.Snapshot{
 				Messages: history(strings.Fields("a b c d e f")[:2*turn+2]...),
-				Metadata: turnstone.Metadata{Model: "m", Cwd: "/work"},
+				Metadata: head.Metadata{Model: "m", Cwd: "/work"},
 				State:    map[string][]byte{"system_prompt": []byte("be brief")},
 			})
 		}
@@ -96,7 +98,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	"simulacra-list":   latest,
 	"simulacra-latest": latest,
 	"simulacra-load": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
-		save(t, tr, "s", transcript.Snapshot{Messages: history("1"), Metadata: turnstone.Metadata{Name: "title"}})
+		save(t, tr, "s", transcript.Snapshot{Messages: history("1"), Metadata: head.Metadata{Name: "title"}})
 		if got := load(t, tr, "s"); got.Name != "title" || texts(got.Messages) != "1" {
 			t.Errorf("%+v", got)
 		}
@@ -105,10 +107,10 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		}
 	},
 	"simulacra-save": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
-		save(t, tr, "s", transcript.Snapshot{Messages: history("1"), Metadata: turnstone.Metadata{Name: "title"}})
+		save(t, tr, "s", transcript.Snapshot{Messages: history("1"), Metadata: head.Metadata{Name: "title"}})
 		first := load(t, tr, "s")
 		time.Sleep(time.Millisecond)
-		save(t, tr, "s", transcript.Snapshot{Messages: history("1", "2"), Metadata: turnstone.Metadata{Model: "m"}})
+		save(t, tr, "s", transcript.Snapshot{Messages: history("1", "2"), Metadata: head.Metadata{Model: "m"}})
 		got := load(t, tr, "s")
 		if got.Name != "title" || got.Model != "m" || !got.Created.Equal(first.Created) || !got.Updated.After(first.Updated) {
 			t.Errorf("%+v, before %+v", got.Info, first.Info)
@@ -117,7 +119,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	"simulacra-count": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
 		save(t, tr, "s", transcript.Snapshot{Messages: history("1", "2", "3")})
 		page, err := tr.List(ctx, turnstone.ListOptions{})
-		if got := load(t, tr, "s"); err != nil || len(got.Messages) != 3 || page.Sessions[0].Nodes != 3 {
+		if got := load(t, tr, "s"); err != nil || len(got.Messages) != 3 || page.Sessions[0].Messages != 3 {
 			t.Errorf("%d, %+v, %v", len(got.Messages), page, err)
 		}
 	},
@@ -170,6 +172,29 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		got := load(t, tr, "agent")
 		if len(got.Messages) != 0 || !got.Detached || got.ForkNode != load(t, tr, "root").Messages[0].ID {
 			t.Errorf("%+v", got)
+		}
+	},
+	"simulacra-child": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
+		save(t, tr, "root", transcript.Snapshot{Messages: history("1", "2")})
+		first := load(t, tr, "root").Messages[0].ID
+		child := transcript.Snapshot{Messages: history("1", "own"), Metadata: head.Metadata{Name: "n"}, New: turnstone.Request{ID: "ignored", Parent: "root", ForkNode: first}}
+		for range 2 { // The second save finds the child.
+			save(t, tr, "child", child)
+			if got := load(t, tr, "child"); texts(got.Messages) != "1 own" || got.Parent != "root" || got.ForkNode != first || got.Name != "n" || got.Nodes != 1 {
+				t.Errorf("%+v", got)
+			}
+		}
+		s := tr.Saver("late", time.Hour, nil)
+		s.Save(transcript.Snapshot{New: turnstone.Request{Parent: "root", Detached: true}})
+		s.Save(transcript.Snapshot{Messages: history("x")})
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := load(t, tr, "late"); texts(got.Messages) != "x" || !got.Detached || got.Parent != "root" {
+			t.Errorf("%+v", got)
+		}
+		if _, err := tr.Save(ctx, "orphan", transcript.Snapshot{New: turnstone.Request{Parent: "nobody"}}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+			t.Error(err)
 		}
 	},
 	"simulacra-checkpoint": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
@@ -282,7 +307,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 			t.Fatal(err)
 		}
 		before := load(t, tr, "s")
-		if err := turn("loser"); turnstone.ErrorType(err) != "conflict" {
+		if err := turn("loser"); turnstone.KindOf(err).Name != "conflict" {
 			t.Error(err)
 		}
 		if after := load(t, tr, "s"); after.Commit != before.Commit || texts(after.Messages) != "1 winner" {
@@ -293,7 +318,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		at := save(t, tr, "s", transcript.Snapshot{}).Revision
 		s, err := st.Session(ctx, "s")
 		if err == nil {
-			err = s.SaveMetadata(ctx, turnstone.Metadata{Name: "readable", Cwd: "/c"})
+			err = s.SaveMetadata(ctx, head.Metadata{Name: "readable", Cwd: "/c"})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -342,6 +367,25 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		}
 		if _, err := f.Session(ctx, "chat-2"); !errors.Is(err, turnstone.ErrSessionNotFound) {
 			t.Error(err)
+		}
+	},
+	"lash-policy": func(t *testing.T, tr *transcript.Transcripts, st *turnstone.Store) {
+		policy := json.RawMessage(`{"tools":["read"],"budget":1.5}`)
+		for range 2 {
+			s, _, err := st.Factory().Create(ctx, turnstone.Request{ID: "s", Metadata: head.Metadata{Custom: policy}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i, err := s.Info(ctx); err != nil || string(i.Custom) != `{"budget":1.5,"tools":["read"]}` || i.Revision != 0 {
+				t.Errorf("%+v, %v", i, err)
+			}
+		}
+		_, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "r"}, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "policy", Value: policy}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := load(t, tr, "r"); got.Revision != 0 {
+			t.Errorf("%+v", got)
 		}
 	},
 	"lash-turn": func(t *testing.T, _ *transcript.Transcripts, st *turnstone.Store) {

@@ -136,9 +136,9 @@ func TestMetadataThatDoesNotFit(t *testing.T) {
 		}
 		return out
 	}
-	save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Labels: labels(0, turnstone.MaxLabels-4)}})
+	save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Labels: labels(0, turnstone.MaxLabels-4)}})
 	s := tr.Saver("a", time.Hour, nil)
-	s.Save(transcript.Snapshot{Messages: history("1"), Usage: []head.Usage{{Model: "m", Input: 1}}, Metadata: turnstone.Metadata{Labels: labels(1000, 10)}})
+	s.Save(transcript.Snapshot{Messages: history("1"), Usage: []head.Usage{{Model: "m", Input: 1}}, Metadata: head.Metadata{Labels: labels(1000, 10)}})
 	for range 3 {
 		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrLimit) {
 			t.Error(err)

@@ -12,10 +12,12 @@ package transcript
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/turnstonedb/turnstone"
@@ -27,35 +29,42 @@ import (
 // A Message is one entry of a history.
 type Message struct {
 	// ID is the node that holds the message. Load sets it and Save ignores it.
-	ID          graph.ID
-	Kind        string // for example the role; 1 to turnstone.MaxKind bytes
-	Payload     []byte // opaque, returned byte for byte
-	Attachments []blob.Attachment
+	ID          graph.ID          `json:"id,omitzero"`
+	Kind        string            `json:"kind"`    // for example the role; 1 to turnstone.MaxKind bytes
+	Payload     []byte            `json:"payload"` // opaque, returned byte for byte
+	Attachments []blob.Attachment `json:"attachments,omitempty"`
 }
 
 // A Snapshot is what a host saves. Save keeps no reference to it.
 type Snapshot struct {
 	// Messages is the whole history. For an attached fork it begins with the messages
 	// that the fork inherited.
-	Messages []Message
+	Messages []Message `json:"messages,omitempty"`
 	// State has all of the host's settings by name, for example a system prompt. Nil
 	// leaves the stored settings as they are.
-	State map[string][]byte
+	State map[string][]byte `json:"state,omitempty"`
 	// Metadata is merged with the stored metadata, like Session.SaveMetadata does,
-	// after the fields in Unset were emptied.
-	turnstone.Metadata
-	Unset []turnstone.Field
+	// after the fields in Unset were emptied. With head.FieldAll there, they are all that the
+	// session has after the save.
+	head.Metadata
+	Unset []head.Field `json:"empty,omitempty"`
+	// New says how Save makes the session if there is none, for example as a fork of a Parent or as a Summary. The id
+	// and the metadata come from the save, whatever New has there. A session that exists stays what it is.
+	New turnstone.Request `json:"new,omitzero"`
+	// Touch sets Info.Updated also if the save changes nothing.
+	Touch bool `json:"touch,omitzero"`
 	// Usage is the number of tokens that were used since the last save.
-	Usage []head.Usage
+	Usage []head.Usage `json:"usage,omitempty"`
 	// Turn, if set, makes the Usage count once, however often it is saved with the
 	// same Turn. See Commit.Turn.
-	Turn string
+	Turn string `json:"turn,omitempty"`
 	// Base, if set, is the revision at which this history was loaded or saved last.
-	// If the session has another revision, Save fails with *turnstone.ConflictError.
+	// If anything was committed since, Save fails with *turnstone.ConflictError, but for what is stored already, and for
+	// parts of saves that were cut off.
 	// If the session does not exist any more, Save fails with
 	// turnstone.ErrSessionNotFound. Without a Base the last save wins, and the
 	// messages of other saves become a branch.
-	Base head.Revision
+	Base head.Revision `json:"base,omitzero"`
 }
 
 // A Transcript is a session as Load returns it. The caller owns it.
@@ -67,9 +76,9 @@ type Transcript struct {
 
 // Saved describes what a save did.
 type Saved struct {
-	Revision head.Revision // the Base of the next save
-	Kept     int           // messages at the beginning that were already stored
-	Added    int           // messages written
+	Revision head.Revision `json:"revision"` // the Base of the next save
+	Kept     int           `json:"kept"`     // messages at the beginning that were already stored
+	Added    int           `json:"added"`    // messages written
 }
 
 // Transcripts reads and saves the histories in a store. It holds no state of its own
@@ -89,8 +98,8 @@ func (t *Transcripts) store() turnstone.Factory {
 	return t.factory
 }
 
-// List returns a page of sessions, the most recently updated one first. The order lags by up to a
-// quarter of a second: see turnstone.Store.List.
+// List returns a page of sessions, the most recently updated one first: see
+// turnstone.Store.List.
 func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
 	return t.store().List(ctx, o)
 }
@@ -103,10 +112,10 @@ func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created 
 }
 
 // Fork creates the session that r describes as a fork of parent after the first n
-// messages. n is at least 1; a negative n means all messages. The history of an
+// messages; n is at least 1, unless parent has none, and a negative n means all messages. The history of an
 // attached fork begins with these messages, and its State is that of the last save
 // that ended at one of them. A detached fork begins with an empty history and State,
-// and only records where it comes from.
+// and only records where it comes from. See also Snapshot.New.
 func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
 	s, err := t.store().Session(ctx, parent)
 	if err != nil {
@@ -119,10 +128,18 @@ func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnston
 	if n < 0 {
 		n = len(state.Nodes)
 	}
-	if n > len(state.Nodes) || n == 0 {
+	if n > len(state.Nodes) || n == 0 && len(state.Nodes) > 0 {
 		return false, &turnstone.InvalidError{Where: "fork of " + parent, Reason: fmt.Sprintf("it has %d messages, and can't be forked after %d", len(state.Nodes), n)}
 	}
-	r.Parent, r.ForkNode = parent, state.Nodes[n-1].ID
+	r.Parent = parent
+	switch {
+	case n > 0:
+		r.ForkNode = state.Nodes[n-1].ID
+	case !state.Leaf.IsZero(): // All messages are tombstoned.
+		r.ForkNode = state.Leaf
+	default: // where the parent stands now, and not after what somebody saves meanwhile
+		r.ForkAt = cmp.Or(state.Revision, turnstone.RevisionZero)
+	}
 	return t.Create(ctx, r)
 }
 
@@ -146,9 +163,7 @@ func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok b
 	}
 }
 
-// Latest returns the history that was updated last. If several were within a quarter of a
-// second, it may return another one of these, like List. If the store has no session, ok is false
-// and err is nil.
+// Latest returns the history that was updated last. If the store has no session, ok is false and err is nil.
 func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err error) {
 	for {
 		page, err := t.store().List(ctx, turnstone.ListOptions{Limit: 1})
@@ -236,14 +251,16 @@ func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, e
 func (t *Transcripts) openOrCreate(ctx context.Context, id string, s *Snapshot) (turnstone.Persistence, error) {
 	session, err := t.store().Session(ctx, id)
 	if errors.Is(err, turnstone.ErrSessionNotFound) && s.Base == 0 {
-		session, _, err = t.store().Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+		r := s.New
+		r.ID, r.Metadata = id, s.Metadata
+		session, _, err = t.store().Create(ctx, r)
 	}
 	return session, err
 }
 
 func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s *Snapshot) (Saved, error) {
 	info, err := session.Info(ctx)
-	if err == nil && s.changes(&info.Metadata) {
+	if err == nil && (s.Touch || s.changes(info.Metadata)) {
 		err = session.SaveMetadata(ctx, s.Metadata, s.Unset...)
 	}
 	if err != nil {
@@ -254,7 +271,13 @@ func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s
 		return Saved{}, err
 	}
 	same := s.common(state.Nodes)
-	if s.Base != 0 && s.Base != state.Revision && !s.isStored(state, same) {
+	standing := s.Base == 0 || s.Base == state.Revision || s.isStored(state, same)
+	if !standing {
+		if standing, err = stands(ctx, session, s.Base, state.Revision); err != nil {
+			return Saved{}, err
+		}
+	}
+	if !standing {
 		return Saved{}, &turnstone.ConflictError{Session: session.ID(), Expected: s.Base, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
 	}
 	reached, err := commit(ctx, session, state, same, s)
@@ -282,6 +305,26 @@ func (s *Snapshot) common(nodes []turnstone.Node) int {
 func (s *Snapshot) isStored(state *turnstone.State, same int) bool {
 	return same == len(s.Messages) && same == len(state.Nodes) && (s.State == nil || s.stateIs(state.Parts))
 }
+
+// stands reports whether nothing was committed to a session since a revision, but parts of saves of long histories that
+// were cut off: they are beside the history.
+func stands(ctx context.Context, session turnstone.Persistence, since, now head.Revision) (bool, error) {
+	if since > now && since != turnstone.RevisionZero {
+		return false, nil
+	}
+	for e, err := range session.Log(ctx, since) {
+		if err != nil {
+			return false, err
+		}
+		if e.Labels[partLabel] != "part" {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// partLabel is the label of commits that have a part of a long history, before the one that moves the leaf.
+const partLabel = "transcript"
 
 // stateIs reports whether parts have the contents of s.State and no others.
 func (s *Snapshot) stateIs(parts []head.Part) bool {
@@ -311,9 +354,8 @@ func (s *Snapshot) checkpoint(parts []head.Part) (set map[string][]byte, drop []
 }
 
 // commit gives a session the history and the state of s and returns the revision that
-// it reached. The session already has the first messages of s; same is how
-// many. They stay. A long history takes
-// several commits, of which the last one moves the leaf.
+// it reached. The session already has the first messages of s, and these stay. same is their
+// number. A long history takes several commits, of which the last one moves the leaf.
 func commit(ctx context.Context, session turnstone.Persistence, state *turnstone.State, same int, s *Snapshot) (head.Revision, error) {
 	set, drop := s.checkpoint(state.Parts)
 	rest := s.Messages[same:]
@@ -326,7 +368,7 @@ func commit(ctx context.Context, session turnstone.Persistence, state *turnstone
 	}
 	expected, oldLeaf := state.Revision, refTo(state.Leaf)
 	for n := fits(rest); n < len(rest); n = fits(rest) {
-		part := turnstone.Commit{Expected: expected, Nodes: nodes(rest[:n]), Leaf: oldLeaf}
+		part := turnstone.Commit{Expected: expected, Nodes: nodes(rest[:n]), Leaf: oldLeaf, Labels: map[string]string{partLabel: "part"}}
 		part.Nodes[0].Parent = parent
 		r, err := session.Commit(ctx, part)
 		if err != nil {
@@ -356,11 +398,9 @@ func refTo(id graph.ID) turnstone.Ref {
 
 // check returns an error if s can't be committed, whatever the store has. It checks
 // the same commits that commit would make for a new session.
-func (s *Snapshot) check() error {
-	for _, f := range s.Unset {
-		if err := f.Check(); err != nil {
-			return err
-		}
+func (s *Snapshot) check() (err error) {
+	if s.Metadata, err = turnstone.CheckMetadata(s.Metadata, s.Unset...); err != nil {
+		return err
 	}
 	if s.Base == turnstone.AnyRevision {
 		return &turnstone.InvalidError{Where: "snapshot", Reason: "Base is AnyRevision; without one, the last save wins"}
@@ -407,37 +447,10 @@ func fits(messages []Message) int {
 }
 
 // changes reports whether saving the metadata of s changes have.
-func (s *Snapshot) changes(have *turnstone.Metadata) bool {
-	return differs(s, turnstone.FieldName, have.Name, s.Name) || differs(s, turnstone.FieldModel, have.Model, s.Model) ||
-		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldGroup, have.Group, s.Group) ||
-		differs(s, turnstone.FieldRetention, have.Retention, s.Retention) || s.changesLabels(have.Labels)
-}
-
-// changesLabels reports whether saving the labels of s changes have.
-func (s *Snapshot) changesLabels(have map[string]string) bool {
-	if slices.Contains(s.Unset, turnstone.FieldLabels) {
-		for key := range have {
-			if s.Labels[key] == "" {
-				return true
-			}
-		}
-	}
-	for key, value := range s.Labels {
-		if have[key] != value {
-			return true
-		}
-	}
-	return false
-}
-
-// differs reports whether saving s changes the field f. Its stored value is from, and
-// its value in s is to.
-func differs[T comparable](s *Snapshot, f turnstone.Field, from, to T) bool {
-	var empty T
-	if to == empty && !slices.Contains(s.Unset, f) {
-		return false // an empty value that is not unset leaves the field as it is
-	}
-	return from != to
+func (s *Snapshot) changes(have head.Metadata) bool {
+	after := have
+	after.Merge(&s.Metadata, s.Unset...)
+	return !reflect.DeepEqual(after, have)
 }
 
 // Clear empties the history and the state of a session and keeps the session. It
@@ -479,40 +492,29 @@ func (s *Snapshot) merge(newer Snapshot) {
 	if newer.Turn == "" {
 		newer.Turn = s.Turn
 	}
+	if reflect.ValueOf(newer.New).IsZero() {
+		newer.New = s.New
+	}
 	newer.mergeMetadata(s)
 	newer.Usage = head.AddUsage(s.Usage, newer.Usage)
 	*s = newer
 }
 
-// mergeMetadata takes from older the fields that s neither sets nor unsets, merges the labels,
-// and adds the fields that older unsets.
+// mergeMetadata makes the metadata of s what has the same effect as those of older and then those of s.
 func (s *Snapshot) mergeMetadata(older *Snapshot) {
-	stays := func(f turnstone.Field) bool { return !slices.Contains(s.Unset, f) }
-	if s.Name == "" && stays(turnstone.FieldName) {
-		s.Name = older.Name
+	both := older.Metadata
+	both.Merge(&s.Metadata, s.Unset...)
+	gone := map[string]string{} // the labels that are removed
+	if !slices.Contains(s.Unset, head.FieldLabels) && !slices.Contains(s.Unset, head.FieldAll) {
+		maps.Copy(gone, older.Labels)
 	}
-	if s.Model == "" && stays(turnstone.FieldModel) {
-		s.Model = older.Model
+	maps.Copy(gone, s.Labels)
+	maps.DeleteFunc(gone, func(_, value string) bool { return value != "" })
+	if len(gone) > 0 {
+		maps.Copy(gone, both.Labels)
+		both.Labels = gone
 	}
-	if s.Cwd == "" && stays(turnstone.FieldCwd) {
-		s.Cwd = older.Cwd
-	}
-	if s.Group == "" && stays(turnstone.FieldGroup) {
-		s.Group = older.Group
-	}
-	if s.Retention == 0 && stays(turnstone.FieldRetention) {
-		s.Retention = older.Retention
-	}
-	if older.Labels != nil && stays(turnstone.FieldLabels) {
-		all := maps.Clone(older.Labels)
-		maps.Copy(all, s.Labels)
-		s.Labels = all
-	}
-	unset := slices.Clone(s.Unset)
-	for _, f := range older.Unset {
-		if stays(f) {
-			unset = append(unset, f)
-		}
-	}
-	s.Unset = unset
+	s.Metadata = both
+	s.Unset = slices.Compact(slices.Sorted(slices.Values(slices.Concat(s.Unset, older.Unset))))
+	s.Touch = s.Touch || older.Touch
 }

@@ -124,7 +124,7 @@ func TestW2UnchangedWritesNothing(t *testing.T) {
 	tr, st := open(t)
 	s := transcript.Snapshot{
 		Messages: history("1", "2"), State: map[string][]byte{"prompt": []byte("be kind"), "tools": []byte("[]")},
-		Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Labels: map[string]string{"k": "v"}},
+		Metadata: head.Metadata{Name: "n", Model: "m", Cwd: "/c", Labels: map[string]string{"k": "v"}},
 	}
 	first := save(t, tr, "a", s)
 	before, err := st.Stats(ctx)
@@ -191,25 +191,21 @@ func TestW4EditedMakesABranch(t *testing.T) {
 func TestW5MetadataIsUnset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, _ := open(t)
-		all := []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldGroup, turnstone.FieldLabels}
-		full := turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"x": "1"}}
-		for _, unset := range append([][]turnstone.Field{all}, []turnstone.Field{all[0]}, all[1:2], all[2:3], all[3:4], all[4:5], all[5:]) {
+		var full head.Metadata
+		testkit.Fill(&full, 0)
+		var all []head.Field // as JSON calls them
+		for _, f := range reflect.VisibleFields(reflect.TypeFor[head.Metadata]()) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			all = append(all, head.Field(name))
+		}
+		sets := [][]head.Field{all}
+		for i := range all {
+			sets = append(sets, all[i:i+1])
+		}
+		for _, unset := range sets {
 			want := full
 			for _, f := range unset {
-				switch f {
-				case turnstone.FieldName:
-					want.Name = ""
-				case turnstone.FieldModel:
-					want.Model = ""
-				case turnstone.FieldCwd:
-					want.Cwd = ""
-				case turnstone.FieldGroup:
-					want.Group = ""
-				case turnstone.FieldRetention:
-					want.Retention = 0
-				case turnstone.FieldLabels:
-					want.Labels = nil
-				}
+				reflect.ValueOf(&want).Elem().Field(slices.Index(all, f)).SetZero()
 			}
 			save(t, tr, "a", transcript.Snapshot{Metadata: full})
 			save(t, tr, "a", transcript.Snapshot{Unset: unset})
@@ -233,14 +229,48 @@ func TestW5MetadataIsUnset(t *testing.T) {
 				t.Errorf("saved late, without %v: %+v, want %+v", unset, got.Metadata, want)
 			}
 			s.Save(transcript.Snapshot{Unset: all})
-			s.Save(transcript.Snapshot{Metadata: turnstone.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}})
+			s.Save(transcript.Snapshot{Metadata: head.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}})
 			if err := s.Flush(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if got, want := load(t, tr, "a").Metadata, (turnstone.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}); !reflect.DeepEqual(got, want) {
+			if got, want := load(t, tr, "a").Metadata, (head.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}); !reflect.DeepEqual(got, want) {
 				t.Errorf("unset and then set: %+v", got)
 			}
 			save(t, tr, "a", transcript.Snapshot{Unset: all})
+			s.Save(transcript.Snapshot{Metadata: full})
+			s.Save(transcript.Snapshot{Metadata: head.Metadata{Cwd: "/only"}, Unset: []head.Field{head.FieldAll}})
+			if err := s.Flush(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if got := load(t, tr, "a").Metadata; !reflect.DeepEqual(got, head.Metadata{Cwd: "/only"}) {
+				t.Errorf("the snapshot is all: %+v", got)
+			}
+			save(t, tr, "a", transcript.Snapshot{Unset: all})
+		}
+		save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Custom: []byte(`{ "a": 1 }`)}})
+		s := tr.Saver("a", time.Hour, nil)
+		save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Labels: map[string]string{"x": "1", "y": "2", "z": "3"}}})
+		s.Save(transcript.Snapshot{Metadata: head.Metadata{Labels: map[string]string{"x": ""}}})
+		s.Save(transcript.Snapshot{Metadata: head.Metadata{Labels: map[string]string{"y": ""}}})
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := load(t, tr, "a").Labels; len(got) != 1 || got["z"] != "3" {
+			t.Errorf("labels that two saves remove: %v", got)
+		}
+		before := load(t, tr, "a").Updated
+		time.Sleep(time.Second)
+		save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Custom: []byte(`{"a":1}`)}})
+		if got := load(t, tr, "a").Updated; !got.Equal(before) {
+			t.Error("the same custom metadata were an update")
+		}
+		s.Save(transcript.Snapshot{Touch: true})
+		s.Save(transcript.Snapshot{})
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := load(t, tr, "a").Updated; !got.After(before) {
+			t.Error("a save that touches the session was no update")
 		}
 	})
 }
@@ -248,12 +278,12 @@ func TestW5MetadataIsUnset(t *testing.T) {
 func TestW5MetadataMerges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, _ := open(t)
-		save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Name: "name", Labels: map[string]string{"x": "1", "y": "2"}}})
+		save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Name: "name", Labels: map[string]string{"x": "1", "y": "2"}}})
 		created := load(t, tr, "a").Created
 		time.Sleep(time.Second)
 		save(t, tr, "b", transcript.Snapshot{})
 		time.Sleep(time.Second)
-		save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Model: "model", Labels: map[string]string{"x": ""}}})
+		save(t, tr, "a", transcript.Snapshot{Metadata: head.Metadata{Model: "model", Labels: map[string]string{"x": ""}}})
 		got := load(t, tr, "a")
 		if got.Name != "name" || got.Model != "model" || len(got.Labels) != 1 || got.Labels["y"] != "2" {
 			t.Errorf("%+v", got.Metadata)
@@ -261,7 +291,7 @@ func TestW5MetadataMerges(t *testing.T) {
 		if !got.Created.Equal(created) || !got.Updated.After(created) {
 			t.Errorf("created %v, before %v, updated %v", got.Created, created, got.Updated)
 		}
-		if _, err := tr.Save(ctx, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Name: "x"}, Unset: []turnstone.Field{"colour"}}); !errors.Is(err, turnstone.ErrInvalid) {
+		if _, err := tr.Save(ctx, "a", transcript.Snapshot{Metadata: head.Metadata{Name: "x"}, Unset: []head.Field{"colour"}}); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Errorf("an unknown field: %v", err)
 		}
 		if _, err := tr.Save(ctx, "a", transcript.Snapshot{Base: turnstone.AnyRevision}); !errors.Is(err, turnstone.ErrInvalid) {
@@ -285,7 +315,7 @@ func TestW6ClearKeepsTheSession(t *testing.T) {
 	if _, ok, _ := tr.Load(ctx, "a"); ok {
 		t.Error("clearing made a session")
 	}
-	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2"), State: map[string][]byte{"p": []byte("x")}, Metadata: turnstone.Metadata{Name: "n"}})
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2"), State: map[string][]byte{"p": []byte("x")}, Metadata: head.Metadata{Name: "n"}})
 	if existed, err := tr.Clear(ctx, "a"); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
@@ -433,11 +463,30 @@ func TestForks(t *testing.T) {
 	}
 	save(t, tr, "main", transcript.Snapshot{Messages: history("1")})
 	for _, n := range []int{0, 2} {
-		if _, err := tr.Fork(ctx, "main", n, turnstone.Request{ID: "no", Detached: true}); !errors.Is(err, turnstone.ErrInvalid) {
-			t.Errorf("detached fork after %d: %v", n, err)
+		for _, detached := range []bool{false, true} {
+			if _, err := tr.Fork(ctx, "main", n, turnstone.Request{ID: "no", Detached: detached}); !errors.Is(err, turnstone.ErrInvalid) {
+				t.Errorf("fork after %d of 1, detached %v: %v", n, detached, err)
+			}
 		}
-		if _, err := tr.Fork(ctx, "main", n, turnstone.Request{ID: "no"}); !errors.Is(err, turnstone.ErrInvalid) {
-			t.Errorf("fork after %d: %v", n, err)
+	}
+	// Of a parent without messages, whose settings an attached fork has.
+	if _, err := tr.Create(ctx, turnstone.Request{ID: "bare"}); err != nil {
+		t.Fatal(err)
+	}
+	save(t, tr, "empty", transcript.Snapshot{State: map[string][]byte{"prompt": []byte("p")}})
+	for i, c := range []struct {
+		parent   string
+		n        int
+		detached bool
+		prompt   string
+	}{{"bare", 0, false, ""}, {"bare", -1, true, ""}, {"empty", 0, false, "p"}, {"empty", -1, false, "p"}, {"empty", -1, true, ""}, {"empty", 0, true, ""}} {
+		id := fmt.Sprint("of no messages ", i)
+		if made, err := tr.Fork(ctx, c.parent, c.n, turnstone.Request{ID: id, Detached: c.detached}); err != nil || !made {
+			t.Errorf("%+v: %v", c, err)
+			continue
+		}
+		if got := load(t, tr, id); len(got.Messages) != 0 || string(got.State["prompt"]) != c.prompt || got.Parent != c.parent || got.Detached != c.detached {
+			t.Errorf("%+v: %+v", c, got)
 		}
 	}
 	if _, err := tr.Fork(ctx, "none", 1, turnstone.Request{ID: "no"}); !errors.Is(err, turnstone.ErrSessionNotFound) {

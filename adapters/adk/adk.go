@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Names of sessions and groups. How many names an id has tells what it is of.
+// Names of sessions and groups. The number of names in an id tells what the session is for.
 const (
 	sessionRoot  = "adk"
 	artifactRoot = "adk-artifacts"

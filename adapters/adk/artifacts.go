@@ -22,6 +22,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.
@@ -54,7 +55,7 @@ type version struct {
 	Part    genai.Part      `json:"part"`          // without its content
 }
 
-// key returns the key of a version's record. The last version is first in a list.
+// key returns the key of a version's record. A later version has a lesser key, so a list begins with the last version.
 func key(name string, v int64) string {
 	return fmt.Sprintf("%s%s/%016x", versionPrefix, name, math.MaxInt64-v)
 }
@@ -80,8 +81,9 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 		return nil, &turnstone.InvalidError{Where: "artifact", Reason: fmt.Sprintf("version %d can't be stored", r.Version)}
 	}
 	id := place(r.AppName, r.UserID, r.SessionID, r.FileName)
-	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{
-		Group: adapter.Join(artifactRoot, r.AppName, r.UserID), Retention: turnstone.KeepAll, // they are read by sessions that do not touch it
+	// Reading an artifact changes nothing in this session: without KeepAll a prune could take the session for inactive.
+	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{
+		Group: adapter.Join(artifactRoot, r.AppName, r.UserID), Retention: head.KeepAll,
 	}})
 	if err != nil {
 		return nil, err

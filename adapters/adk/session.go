@@ -20,8 +20,8 @@ type Session struct {
 	handle        turnstone.Persistence
 	app, user, id string
 
-	appending sync.Mutex   // held while an event is appended; then nobody else changes what follows
-	mu        sync.RWMutex // guards what follows
+	appending sync.Mutex   // held while an event is appended; only the holder changes the fields below
+	mu        sync.RWMutex // guards the fields below
 	revision  head.Revision
 	own       state          // the session's own state, as it is stored; it is replaced, not changed
 	state     map[string]any // what State shows

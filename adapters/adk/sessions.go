@@ -64,7 +64,7 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 	maps.Copy(out.state, d.shown)
 	id := adapter.Join(sessionRoot, out.app, out.user, out.id)
 	result, err := s.commit(ctx, out, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: adapter.Join(sessionRoot, out.app, out.user)}},
+		Create: &turnstone.Request{ID: id, Metadata: head.Metadata{Group: adapter.Join(sessionRoot, out.app, out.user)}},
 		// The turn id makes a client repeat the commit when the answer is lost.
 		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: map[string][]byte{statePart: part}},
 	}, d)
@@ -173,10 +173,10 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 	return nil
 }
 
-// AppendEvent stores an event, with what it changes of the state of session, user and app: all of it, or nothing. The
-// session must be one that this service has returned. If somebody else has appended to it since it was read, the
-// error matches turnstone.ErrConflict, and the session has to be read again. After an error that matches
-// turnstone.ErrOutcomeUnknown, append the same event again: it is stored once.
+// AppendEvent stores an event and its changes to the state of the session, the user and the app. It stores all of
+// this or nothing. The session must be one that this service has returned. If somebody else has appended to the
+// session since it was read, the error matches turnstone.ErrConflict: read the session again. After an error that
+// matches turnstone.ErrOutcomeUnknown, append the same event again: it is stored once.
 func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *session.Event) error {
 	of, ok := to.(*Session)
 	switch {

@@ -246,7 +246,7 @@ func TestAD3_ListsShowStatesAndNamesAreKeptApart(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
 		store := open(t)
 		service := adk.NewSessions(store)
-		if _, _, err := store.Create(ctx, turnstone.Request{ID: "another's", Metadata: turnstone.Metadata{Group: "adk/a/b"}}); err != nil {
+		if _, _, err := store.Create(ctx, turnstone.Request{ID: "another's", Metadata: head.Metadata{Group: "adk/a/b"}}); err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]string{}
@@ -338,7 +338,7 @@ func TestAD3_AForkHasTheStateOfItsRevision(t *testing.T) {
 			at = info.Revision
 		}
 	}
-	if _, _, err := store.Create(ctx, turnstone.Request{ID: "adk/app/user/fork", Parent: "adk/app/user/s", ForkAt: at, Metadata: turnstone.Metadata{Group: "adk/app/user"}}); err != nil {
+	if _, _, err := store.Create(ctx, turnstone.Request{ID: "adk/app/user/fork", Parent: "adk/app/user/s", ForkAt: at, Metadata: head.Metadata{Group: "adk/app/user"}}); err != nil {
 		t.Fatal(err)
 	}
 	fork := c.get("fork")
@@ -472,7 +472,6 @@ func TestAD3_AListHasTheSessionsThatAreUsedMeanwhile(t *testing.T) {
 	for i := range 6 {
 		all = append(all, c.create(fmt.Sprint(i), nil))
 	}
-	time.Sleep(300 * time.Millisecond) // The order of a list may lag by a quarter of a second.
 	n := 0
 	listing := adk.NewSessions(pages{store, func() {
 		if n++; n <= 3 { // the one at the end of the list moves to its front

@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 const (
@@ -45,7 +46,7 @@ func (s *CheckPointStore) Get(ctx context.Context, id string) (checkpoint []byte
 // turnstone.ErrOutcomeUnknown, set it again.
 func (s *CheckPointStore) Set(ctx context.Context, id string, checkpoint []byte) error {
 	_, err := s.store.CommitAll(ctx, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: sessionID(id), Metadata: turnstone.Metadata{Group: group, Retention: 1}},
+		Create: &turnstone.Request{ID: sessionID(id), Metadata: head.Metadata{Group: group, Retention: 1}},
 		Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{part: checkpoint}},
 	})
 	return err

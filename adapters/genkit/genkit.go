@@ -32,15 +32,15 @@ import (
 
 const (
 	group = "genkit"
-	// statePart is the checkpoint part with the state but for its messages.
+	// statePart is the checkpoint part with the state without its messages.
 	statePart = "state"
 	// snapshotPrefix begins the key of a snapshot's record; the id of the snapshot follows. Genkit gives each snapshot
 	// another id.
 	snapshotPrefix = "genkit/"
-	// createdPrefix is what keys of records begin with that list the snapshots of a session, the one that was created
-	// last first.
+	// createdPrefix begins the keys of the records that list the snapshots of a session. The snapshot that was created
+	// last comes first.
 	createdPrefix = ".genkit-created/"
-	// kept is the name that keeps the revision of the state that was saved last, whatever is pruned.
+	// kept is the name that keeps the revision of the last saved state. No prune removes that revision.
 	kept = "latest"
 	// Labels of a commit: the snapshot that it changed, and the snapshot's status.
 	snapshotLabel, statusLabel = "snapshot", "status"
@@ -76,7 +76,7 @@ type stored[State any] struct {
 
 // find returns the snapshot of an id.
 func (s *Store[State]) find(ctx context.Context, id string) (stored[State], error) {
-	q := turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1} // The key itself is before those that it is the beginning of.
+	q := turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1} // A key sorts before its extensions.
 	for {
 		page, err := s.store.Records(ctx, q)
 		if err != nil {
@@ -91,7 +91,8 @@ func (s *Store[State]) find(ctx context.Context, id string) (stored[State], erro
 	}
 }
 
-// storedAs returns the snapshot that a record is, if the record has that key.
+// storedAs returns the snapshot that a record holds. It returns the zero value if the record has another key, or if
+// the record's session is gone.
 func (s *Store[State]) storedAs(ctx context.Context, r turnstone.Record, key string) (out stored[State], err error) {
 	if r.Key != key {
 		return out, nil
@@ -272,9 +273,9 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Turn: uuid.NewString(), Labels: map[string]string{snapshotLabel: id, statusLabel: string(next.Status)}},
 	}
 	if c.Session == nil {
-		c.Create = &turnstone.Request{ID: sessionID(next.SessionID), Metadata: turnstone.Metadata{Group: group}}
+		c.Create = &turnstone.Request{ID: sessionID(next.SessionID), Metadata: head.Metadata{Group: group}}
 	}
-	// What is wrong with the snapshot is found out before any of its messages is stored.
+	// These checks refuse a bad snapshot before any of its messages is stored.
 	if c.Records, err = r.records(old); err == nil {
 		err = c.Check()
 	}
@@ -379,7 +380,7 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 			return err
 		}
 		// More than one commit takes: the messages come before the snapshot, in several.
-		all := transcript.Snapshot{Metadata: turnstone.Metadata{Group: group}}
+		all := transcript.Snapshot{Metadata: head.Metadata{Group: group}}
 		for _, m := range messages {
 			all.Messages = append(all.Messages, transcript.Message{Kind: m.Kind, Payload: m.Payload})
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -113,7 +114,7 @@ func (h *History) AddMessage(ctx context.Context, m llms.ChatMessage) error {
 		return err
 	}
 	_, err = h.store.CommitAll(ctx, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: h.id, Metadata: turnstone.Metadata{Group: group}},
+		Create: &turnstone.Request{ID: h.id, Metadata: head.Metadata{Group: group}},
 		// The turn id makes a client repeat the commit when the answer is lost.
 		Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Turn: rand.Text(), Nodes: []turnstone.NewNode{n}},
 	})
@@ -162,7 +163,7 @@ func (h *History) Messages(ctx context.Context) ([]llms.ChatMessage, error) {
 // SetMessages puts messages in place of those that there are. What both begin with stays as it is stored. Messages
 // that are replaced stay in the session's graph, as a branch; Clear removes them.
 func (h *History) SetMessages(ctx context.Context, messages []llms.ChatMessage) error {
-	s := transcript.Snapshot{Metadata: turnstone.Metadata{Group: group}}
+	s := transcript.Snapshot{Metadata: head.Metadata{Group: group}}
 	for i, m := range messages {
 		n, err := nodeOf(m)
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Names of sessions and groups. How many names an id has tells what it is of.
@@ -37,10 +38,11 @@ const (
 //   - CreateSession does not replace a session that exists.
 //   - An event that could not be stored is not added to the caller's session.
 //   - Sessions and states do not expire, and events are not dropped.
-//   - AppendEvent asks the store nothing if the event has nothing to store. So the session's time of update stays, and the session may not exist.
+//   - AppendEvent asks the store nothing if the event has nothing to store. So the session's time of update stays, and
+//     the session may not exist.
 //   - Pages of events are supported.
-//   - Events are stored as JSON. Fields that JSON leaves out, such as StructuredOutput, are lost, numbers of type any become float64, and each byte of a text that is
-//     not UTF-8 becomes U+FFFD.
+//   - Events are stored as JSON. Fields that JSON leaves out, such as StructuredOutput, are lost, numbers of type any
+//     become float64, and each byte of a text that is not UTF-8 becomes U+FFFD.
 //   - The list of tracks is sorted by name.
 //
 // An update of user or app state has at most turnstone.MaxRecords keys. Such a key has at most 506 bytes and no zero
@@ -132,7 +134,7 @@ func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state ses
 		return nil, err
 	}
 	_, err = s.store.CommitAll(ctx, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: sessionID(key), Metadata: turnstone.Metadata{Group: userID(key.AppName, key.UserID)}},
+		Create: &turnstone.Request{ID: sessionID(key), Metadata: head.Metadata{Group: userID(key.AppName, key.UserID)}},
 		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: parts},
 	})
 	if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
@@ -356,9 +358,9 @@ func (s *Sessions) DeleteSession(ctx context.Context, key session.Key, _ ...sess
 	return s.store.Delete(ctx, sessionID(key), turnstone.KeepChildren)
 }
 
-// AppendEvent stores an event, with what it changes of the session's state: all of it, or nothing. Then it adds the
-// event to the caller's session. Events that are appended at once come one after the other. Of an event without
-// content, or a partial one, only the changes of state are stored.
+// AppendEvent stores an event and its changes to the session's state. It stores all of this or nothing. Then it adds
+// the event to the caller's session. Concurrent calls are stored one after the other. If an event has no content or is
+// partial, only its changes of state are stored.
 func (s *Sessions) AppendEvent(ctx context.Context, to *session.Session, e *event.Event, options ...session.Option) error {
 	if to == nil {
 		return session.ErrNilSession

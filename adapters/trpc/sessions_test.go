@@ -209,7 +209,7 @@ func TestTR3_PagesOfEventsHooksAndForks(t *testing.T) {
 		t.Errorf("%v, want %v", called, want)
 	}
 	// A fork of an earlier revision has the state of that one.
-	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", ForkAt: 3, Metadata: turnstone.Metadata{Group: "trpc/app/user"}}
+	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", ForkAt: 3, Metadata: head.Metadata{Group: "trpc/app/user"}}
 	if _, _, err := store.Create(ctx, fork); err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestTR3_TokensAreCountedAndWhatOthersHavePutThereIsTold(t *testing.T) {
 	}
 	// Another session of the group is not one of the user's.
 	for _, id := range []string{"other", "trpc/app/user", "trpc/app/other/chat"} {
-		if _, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: "trpc/app/user"}}); err != nil {
+		if _, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{Group: "trpc/app/user"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

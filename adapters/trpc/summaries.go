@@ -168,10 +168,10 @@ func (s *Sessions) GetSessionSummaryText(ctx context.Context, of *session.Sessio
 	return memory.GetSessionSummaryText(ctx, stored, options...)
 }
 
-// jobs are done by a few goroutines: those of one session one after the other. The zero value starts the goroutines
-// with its first job.
+// jobs runs jobs in a few goroutines. The jobs of one session run one after the other. The zero value starts the
+// goroutines with its first job.
 type jobs struct {
-	mu      sync.Mutex // guards what follows; it is held while a job is added
+	mu      sync.Mutex // guards the fields below; it is held while a job is added
 	queues  []chan func()
 	closed  bool
 	running sync.WaitGroup

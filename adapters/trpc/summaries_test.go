@@ -20,6 +20,7 @@ import (
 	"github.com/turnstonedb/turnstone/adapters/trpc"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
@@ -54,7 +55,7 @@ func TestTR4_AForkHasTheSummariesOfItsRevision(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(2 * time.Millisecond)
-	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", Metadata: turnstone.Metadata{Group: "trpc/app/user"}}
+	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", Metadata: head.Metadata{Group: "trpc/app/user"}}
 	if _, _, err := store.Create(ctx, fork); err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,8 @@ import (
 type Options struct {
 	// Summarizer makes summaries. Without one there are none.
 	Summarizer summary.SessionSummarizer
-	// SummaryFilterKeys are the branches that may be summarized, as inmemory.WithSummaryFilterAllowlist has them. If it
-	// is nil, all may be.
+	// SummaryFilterKeys are the branches that may be summarized, in the form that inmemory.WithSummaryFilterAllowlist
+	// takes. Nil allows all branches.
 	SummaryFilterKeys []string
 	// BranchSummariesOnly leaves the summary of the whole session as it is when a branch is summarized.
 	BranchSummariesOnly bool

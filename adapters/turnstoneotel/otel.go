@@ -18,12 +18,12 @@
 //	turnstone.commit.conflicts       {commit}    counter: commits that lost the compare-and-swap
 //	turnstone.read.nodes             {node}      counter
 //	turnstone.read.io                By          counter; db.operation.name
-//	turnstone.checkpoint.bases       {part}      counter; turnstone.hit: whether a part could be stored as a delta
+//	turnstone.checkpoint.bases       {part}      counter; turnstone.hit: whether a part's last version was in memory
 //	turnstone.gc.deleted             {blob}      counter
 //	turnstone.gc.reclaimed           By          counter
 //	turnstone.vacuum.removed         {record}    counter
 //
-// All have db.system.name = turnstone. error.type is turnstone.ErrorType; nothing
+// All have db.system.name = turnstone. error.type is turnstone.KindOf; nothing
 // in a metric names a session. Spans do, as gen_ai.conversation.id.
 package turnstoneotel
 
@@ -147,7 +147,7 @@ func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngin
 	name := attribute.String("db.operation.name", op.Name)
 	attrs := []attribute.KeyValue{system, name}
 	if o.Err != nil {
-		attrs = append(attrs, attribute.String("error.type", turnstone.ErrorType(o.Err)))
+		attrs = append(attrs, attribute.String("error.type", turnstone.KindOf(o.Err).Name))
 	}
 	with, named := metric.WithAttributeSet(attribute.NewSet(attrs...)), metric.WithAttributes(system, name)
 	if ofEngine {
@@ -217,7 +217,7 @@ func finish(span trace.Span, o *turnstone.Outcome) {
 		span.SetAttributes(attribute.Bool("turnstone.replayed", true))
 	}
 	if o.Err != nil {
-		kind := turnstone.ErrorType(o.Err)
+		kind := turnstone.KindOf(o.Err).Name
 		span.SetAttributes(attribute.String("error.type", kind))
 		span.SetStatus(codes.Error, kind) // the text of an error may name files and sessions
 	}

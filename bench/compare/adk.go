@@ -97,7 +97,7 @@ func (a *adk) Last(id string, n int) (p Path, err error) {
 	return p, nil
 }
 
-// One has to read all.
+// One reads the whole session to find one event.
 func (a *adk) One(id, node string) ([]byte, error) {
 	p, err := a.Load(id)
 	if err != nil {

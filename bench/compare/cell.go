@@ -110,7 +110,7 @@ func (r *run) freshStore() (st Store, dir string, remove func(), err error) {
 	return st, dir, remove, err
 }
 
-// profile begins to record where the time goes, if that is asked for.
+// profile starts to record where the time goes, if Profile is set.
 func (r *run) profile() (stop func(), err error) {
 	if r.Profile == "" {
 		return func() {}, nil

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 // commits measures turns of so many concurrent sessions: each commits its next
@@ -26,9 +24,7 @@ func commits(sessions int, withPart bool) func(r *run) error {
 		}
 		scripts := make([]*script, sessions)
 		for i := range scripts {
-			if scripts[i], err = r.script(i, max(turns/sessions, 5), withPart); err != nil {
-				return err
-			}
+			scripts[i] = r.script(i, max(turns/sessions, 5), withPart)
 		}
 		st, err := r.contestant.Open(dir, false)
 		if err != nil {
@@ -63,9 +59,8 @@ func commits(sessions int, withPart bool) func(r *run) error {
 
 // A script is what one worker commits: conversations, one after the other.
 type script struct {
-	turns   []scripted
-	batches [][]*engine.Batch // of each turn, for stores that take them
-	part    *Part
+	turns []scripted
+	part  *Part
 }
 
 type scripted struct {
@@ -75,7 +70,7 @@ type scripted struct {
 }
 
 // script draws conversations of so many turns for a worker.
-func (r *run) script(worker, turns int, withPart bool) (*script, error) {
+func (r *run) script(worker, turns int, withPart bool) *script {
 	in := r.input(uint64(worker))
 	var part *Part
 	if withPart {
@@ -87,42 +82,22 @@ func (r *run) script(worker, turns int, withPart bool) (*script, error) {
 		c = c[:min(len(c), left)]
 		conversations, left = append(conversations, c), left-len(c)
 	}
-	return r.scripted(fmt.Sprintf("w%d-%d", worker, r.Round), conversations, part)
+	return scriptOf(fmt.Sprintf("w%d-%d", worker, r.Round), conversations, part)
 }
 
-// scripted makes a script of conversations, whose sessions are called name and a
-// number.
-func (r *run) scripted(name string, conversations [][]Turn, part *Part) (*script, error) {
+// scriptOf makes a script of conversations. The id of each session is name and a number.
+func scriptOf(name string, conversations [][]Turn, part *Part) *script {
 	s := &script{part: part}
 	for i, c := range conversations {
 		for j := range c {
 			s.turns = append(s.turns, scripted{c[j], fmt.Sprint(name, "-", i), j})
 		}
 	}
-	if r.contestant.Replay {
-		recorded, err := record(conversations, part)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range recorded {
-			s.batches = append(s.batches, c...)
-		}
-	}
-	return s, nil
+	return s
 }
 
 // commit commits the i-th turn, and returns how long it took.
 func (s *script) commit(st Store, i int) (time.Duration, error) {
-	if s.batches != nil {
-		to := st.(Replayer)
-		start := time.Now()
-		for _, b := range s.batches[i] {
-			if err := to.Apply(b); err != nil {
-				return 0, err
-			}
-		}
-		return time.Since(start), nil
-	}
 	t := s.turns[i]
 	if s.part != nil {
 		t.Part = s.part.Next()

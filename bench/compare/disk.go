@@ -70,10 +70,7 @@ func (r *run) disk(conversations [][]Turn, part *Part) error {
 		return err
 	}
 	defer remove()
-	s, err := r.scripted("c", conversations, part)
-	if err != nil {
-		return err
-	}
+	s := scriptOf("c", conversations, part)
 	for i := range s.turns {
 		if _, err := s.commit(st, i); err != nil {
 			return err

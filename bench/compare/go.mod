@@ -11,8 +11,6 @@ replace (
 
 require (
 	github.com/DataDog/zstd v1.5.7
-	github.com/cockroachdb/pebble/v2 v2.1.7
-	github.com/dgraph-io/badger/v4 v4.9.6
 	github.com/firebase/genkit/go v1.12.0
 	github.com/google/uuid v1.6.0
 	github.com/klauspost/compress v1.20.3
@@ -23,7 +21,6 @@ require (
 	github.com/turnstonedb/turnstone/adapters/eino v0.0.0
 	github.com/turnstonedb/turnstone/adapters/genkit v0.0.0
 	github.com/zeebo/blake3 v0.2.4
-	go.etcd.io/bbolt v1.5.0
 	golang.org/x/sys v0.49.0
 	gonum.org/v1/plot v0.17.0
 	google.golang.org/adk/v2 v2.2.0
@@ -51,9 +48,11 @@ require (
 	github.com/cockroachdb/crlib v0.0.0-20241112164430-1264a2edc35b // indirect
 	github.com/cockroachdb/errors v1.11.3 // indirect
 	github.com/cockroachdb/logtags v0.0.0-20230118201751-21c54148d20b // indirect
+	github.com/cockroachdb/pebble/v2 v2.1.7 // indirect
 	github.com/cockroachdb/redact v1.1.5 // indirect
 	github.com/cockroachdb/swiss v0.0.0-20260820225851-333444432258 // indirect
 	github.com/cockroachdb/tokenbucket v0.0.0-20230807174530-cc333fc44b06 // indirect
+	github.com/dgraph-io/badger/v4 v4.9.6 // indirect
 	github.com/dgraph-io/ristretto/v2 v2.2.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/felixge/httpsnoop v1.0.4 // indirect

@@ -37,8 +37,8 @@ func (g *Growing) Next() Turn {
 	return t
 }
 
-// message returns the next message. Those that are much longer than a step are
-// left out, so that the steps are about as long as each other.
+// message returns the next message. It leaves out messages that are much longer than
+// a step, so that all steps have about the same length.
 func (g *Growing) message() Node {
 	for {
 		for len(g.nodes) == 0 {

@@ -3,12 +3,15 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -196,8 +199,33 @@ func (s *jsonLines) Fork(id, fork string) error {
 	return s.append(fork, data)
 }
 
-func (s *jsonLines) List(after string, limit int) ([]string, string, error) {
-	return listFiles(s.dir, ".jsonl", after, limit)
+// List returns the names of a page of files, the last changed ones first.
+func (s *jsonLines) List(after string, limit int) (ids []string, next string, err error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, "", err
+	}
+	type file struct {
+		time int64
+		id   string
+	}
+	files := make([]file, 0, len(entries))
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".jsonl")
+		info, err := e.Info()
+		if ok && err == nil {
+			files = append(files, file{info.ModTime().UnixNano(), id})
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return cmp.Or(cmp.Compare(b.time, a.time), cmp.Compare(a.id, b.id)) })
+	from := 0
+	if after != "" {
+		from = slices.IndexFunc(files, func(f file) bool { return f.id == after }) + 1
+	}
+	for _, f := range files[from:min(from+limit, len(files))] {
+		ids, next = append(ids, f.id), f.id
+	}
+	return ids, next, nil
 }
 
 func (s *jsonLines) Delete(id string) error {

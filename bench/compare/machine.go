@@ -55,7 +55,7 @@ func machine(dir string) Machine {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, d := range info.Deps {
 			if slices.Contains([]string{
-				"github.com/dgraph-io/badger/v4", "github.com/cockroachdb/pebble/v2", "go.etcd.io/bbolt",
+				"github.com/dgraph-io/badger/v4", "github.com/cockroachdb/pebble/v2",
 				"github.com/mattn/go-sqlite3", "google.golang.org/adk/v2",
 			}, d.Path) {
 				m.Modules = append(m.Modules, d.Path+" "+d.Version)

@@ -316,7 +316,8 @@ func (r *Results) save(file string) error {
 // Where benchmarks.md is written anew.
 const beginMark, endMark = "<!-- results: written by bench/compare -write -->\n", "<!-- end of results -->\n"
 
-// write brings benchmarks.md in dir up to date, with plots and data beside it.
+// write updates benchmarks.md in dir, and writes the plots and the data beside
+// that file.
 func (r *Results) write(dir string) error {
 	file := filepath.Join(dir, "benchmarks.md")
 	old, err := os.ReadFile(file)

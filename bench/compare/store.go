@@ -93,15 +93,13 @@ type Contestant struct {
 	// Open opens a store in dir, or creates it. With bulk nothing need be durable
 	// before Close: it prepares what is measured later.
 	Open func(dir string, bulk bool) (Store, error)
-	// Replay, if set, says that the store takes batches instead of turns.
-	Replay bool
-	// Limit says that it is no store that anybody would pick, but what one could
-	// reach at most. It is read by tests only.
+	// Limit marks a contestant that nobody would pick as a store: it shows what a
+	// store could reach at most. Only tests read this field.
 	Limit bool
-	// Only, if set, is the one workload that it is made for.
+	// Only, if set, is the one workload that the contestant is made for.
 	Only string
-	// Twin says that it differs from the one before in durability only: where
-	// nothing is committed durably, that one stands for both.
+	// Twin marks a contestant that differs from the one before only in durability.
+	// Where nothing is committed durably, the one before stands for both.
 	Twin bool
 }
 
@@ -119,19 +117,11 @@ var contestants = []Contestant{
 	{Name: "turnstone memory", Durable: nothing, Open: openTurnstone("memory")},
 	{Name: "sqlite full", Durable: powerLoss, Open: openSQLite("FULL")},
 	{Name: "sqlite normal", Durable: processCrash, Twin: true, Open: openSQLite("NORMAL")},
-	{Name: "sqlite files full", Durable: powerLoss, Open: openSQLiteFiles("FULL")},
-	{Name: "sqlite files normal", Durable: processCrash, Twin: true, Open: openSQLiteFiles("NORMAL")},
 	{Name: "adk sqlite", Durable: powerLoss, Open: openADK},
-	{Name: "json files", Durable: powerLoss, Open: openJSONFiles},
 	{Name: "json lines", Durable: powerLoss, Open: openJSONLines},
 	{Name: "langgraph sqlite full", Durable: powerLoss, Only: "growing-part", Open: openLangGraph("FULL")},
 	{Name: "langgraph sqlite normal", Durable: processCrash, Only: "growing-part", Open: openLangGraph("NORMAL")},
-	{Name: "bbolt", Durable: powerLoss, Replay: true, Open: openBolt},
-	{Name: "plain badger", Durable: powerLoss, Replay: true, Open: openPlainBadger},
-	{Name: "plain pebble", Durable: powerLoss, Replay: true, Open: openPlainPebble},
 	{Name: "working log", Durable: powerLoss, Limit: true, Open: openWorkingLog},
-	{Name: "append log", Durable: powerLoss, Replay: true, Open: openLog(false)},
-	{Name: "preallocated log", Durable: powerLoss, Replay: true, Open: openLog(true)},
 }
 
 func contestant(name string) (*Contestant, error) {

@@ -14,28 +14,9 @@ type target struct {
 
 const us = "turnstone pebble"
 
-// best returns the best of several contestants: with the most, or the least.
-func (r *Results) best(most bool, workload, metric string, names ...string) (float64, bool) {
-	best, found := 0.0, false
-	for _, n := range names {
-		if v, ok := r.value(workload, n, metric); ok && (!found || most == (v.Median > best)) {
-			best, found = v.Median, true
-		}
-	}
-	return best, found
-}
-
 // ratio of a to b.
 func ratio(a float64, aok bool, b float64, bok bool) (float64, bool) {
 	return a / b, aok && bok && b > 0
-}
-
-func more(workload, metric, ours string, theirs ...string) func(*Results) (float64, bool) {
-	return func(r *Results) (float64, bool) {
-		a, aok := r.best(true, workload, metric, ours)
-		b, bok := r.best(true, workload, metric, theirs...)
-		return ratio(a, aok, b, bok)
-	}
 }
 
 // against is a metric of one contestant divided by that of the other.
@@ -64,22 +45,6 @@ func figure(workload, metric string, unit float64) func(*Results) (float64, bool
 	}
 }
 
-// fewer is how many times less ours is.
-func fewer(workload, metric string, theirs ...string) func(*Results) (float64, bool) {
-	return func(r *Results) (float64, bool) {
-		a, aok := r.best(false, workload, metric, us)
-		b, bok := r.best(false, workload, metric, theirs...)
-		return ratio(b, bok, a, aok)
-	}
-}
-
-// The logs that nothing is computed for, and SQLite's two layouts. What SQLite does
-// without a durable commit does not depend on synchronous.
-var (
-	bareLogs   = []string{"append log", "preallocated log"}
-	sqliteFull = []string{"sqlite full", "sqlite files full"}
-)
-
 const (
 	perSecond   = "commits/s"
 	millisecond = 1e3 // in microseconds
@@ -88,24 +53,20 @@ const (
 
 var targets = []target{
 	// Commits.
-	{"durable commits/s, 64 sessions, against SQLite FULL (better layout)", 7, true, "×", more("commit-64", perSecond, us, sqliteFull...), false},
-	{"durable commits/s, 64 sessions, against plain Badger", 5, true, "×", more("commit-64", perSecond, us, "plain badger"), false},
+	{"durable commits/s, 64 sessions, against SQLite FULL", 7, true, "×", against("commit-64", perSecond, us, "sqlite full"), false},
 	{"durable commits/s, 64 sessions, against the working log", 0.6, true, "×", against("commit-64", perSecond, us, "working log"), false},
 	{"durable commits/s, one session, against the working log", 0.8, true, "×", against("commit-1", perSecond, us, "working log"), false},
-	{"durable commits/s, 64 sessions, against the better bare log", 0.3, true, "×", more("commit-64", perSecond, us, bareLogs...), false},
-	{"durable commits/s, 256 sessions, against the better bare log", 0.3, true, "×", more("commit-256", perSecond, us, bareLogs...), false},
 	{"processor time a turn, 64 sessions, against the working log", 2, false, "×", against("commit-64", "processor µs", us, "working log"), false},
 	{"p99 against p50, 64 sessions", 4, false, "×", within("commit-64", "p99 µs", "p50 µs"), false},
-	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone pebble process", "sqlite normal", "sqlite files normal"), false},
-	{"commit p50, one session, against one synced append", 1.3, false, "×", more("commit-1", "p50 µs", us, "append log"), false},
+	{"commits/s, one session, Process, against SQLite NORMAL", 2.5, true, "×", against("commit-1", perSecond, "turnstone pebble process", "sqlite normal"), false},
 	{"growing part, steps/s, against saving it whole in SQLite", 4, true, "×", against("growing-part", "steps/s", us, "langgraph sqlite full"), true},
 	{"growing part, bytes on disk compacted, against the same", 203, true, "× fewer", against("growing-part", "compacted", "langgraph sqlite full", us), true},
 
 	// Reads.
-	{"opening and loading 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "open and cold load 1000", sqliteFull...), false},
-	{"load of 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "cold load 1000", sqliteFull...), false},
-	{"load of 1,000 nodes, hot, again, against SQLite (better layout)", 8, true, "× faster", fewer("read", "load 1000", sqliteFull...), false},
-	{"load of 1,000 nodes, hot, first time, against SQLite (better layout)", 4, true, "× faster", fewer("read", "first load 1000", sqliteFull...), false},
+	{"opening and loading 1,000 nodes, cold, against SQLite", 2, true, "× faster", against("read", "open and cold load 1000", "sqlite full", us), false},
+	{"load of 1,000 nodes, cold, against SQLite", 2, true, "× faster", against("read", "cold load 1000", "sqlite full", us), false},
+	{"load of 1,000 nodes, hot, again, against SQLite", 8, true, "× faster", against("read", "load 1000", "sqlite full", us), false},
+	{"load of 1,000 nodes, hot, first time, against SQLite", 4, true, "× faster", against("read", "first load 1000", "sqlite full", us), false},
 	{"last 20 nodes of 10,000, against loading all", 50, true, "× faster", within("read", "load 10000", "last 20"), false},
 	{"one node by id, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node", 1), false},
 	{"one node by key, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node by key", 1), false},
@@ -125,12 +86,12 @@ var targets = []target{
 
 	// Bytes.
 	{"bytes on disk, transcripts, against their payloads", 4.5, true, "× fewer", within("disk-corpus", "raw", "bytes"), false},
-	{"bytes on disk, transcripts, against SQLite (better layout)", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", sqliteFull...), false},
-	{"bytes on disk, transcripts, against JSON files", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", "json files"), false},
+	{"bytes on disk, transcripts, against SQLite", 3.5, true, "× fewer", against("disk-corpus", "bytes", "sqlite full", us), false},
+	{"bytes on disk, transcripts, against JSON Lines", 3.5, true, "× fewer", against("disk-corpus", "bytes", "json lines", us), false},
 	{"records of a long Claude Code session, vacuumed, against zstd -19, greatest", 1.3, false, "×", figure("disk-long", "greatest ratio", 1), false},
 	{"prompts of SWE-smith, 17 versions, vacuumed, against the last", 1.2, false, "×", promptsTarget("swesmith-pandas-pr_53856"), false},
 	{"prompts of SWE-smith, 22 versions, vacuumed, against the last", 1.4, false, "×", promptsTarget("swesmith-pydantic-pr_8316"), false},
-	{"bytes on disk, 100 turns with the part, against SQLite", 30, true, "× fewer", fewer("disk-parts", "bytes", sqliteFull...), false},
+	{"bytes on disk, 100 turns with the part, against SQLite", 30, true, "× fewer", against("disk-parts", "bytes", "sqlite full", us), false},
 
 	// Upkeep, growth and memory.
 	{"vacuum with one changed session of many, without the engine's", 100, false, " ms", figure("vacuum-one", "vacuum", millisecond), true},
@@ -141,8 +102,8 @@ var targets = []target{
 	}, true},
 	{"anonymous memory, one busy session", 50, false, " MB", figure("memory-1", "anonymous", megabyte), true},
 	{"anonymous memory, 64 busy sessions", 100, false, " MB", figure("memory-64", "anonymous", megabyte), true},
-	{"resident memory, rewriting a large store", 200, false, " MB", figure("rewrite", "resident", megabyte), true},
 	{"resident memory after many commits, steady", 200, false, " MB", figure("list-large-hot", "resident", megabyte), true},
+	{"resident memory, rewriting a large store", 200, false, " MB", figure("rewrite", "resident", megabyte), true},
 }
 
 func promptsTarget(file string) func(*Results) (float64, bool) {

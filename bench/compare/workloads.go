@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // workloads in the order in which they run and are shown.
@@ -28,8 +27,8 @@ var workloads = func() []Workload {
 	return append(out,
 		Workload{Name: "read", Title: "Loads, parts of histories, forks", Who: readers, Run: reads},
 		Workload{Name: "past", Title: "A session of many commits as it was one commit ago", Once: true, Who: named("turnstone pebble", "turnstone badger", "turnstone memory"), Run: past},
-		Workload{Name: "list", Title: "Lists of 1,000 sessions", Who: listers, Run: lists(false, false)},
-		Workload{Name: "list-large", Title: "Lists of many sessions, and opening", Once: true, Who: listers, Run: lists(true, false)},
+		Workload{Name: "list", Title: "Lists of 1,000 sessions", Who: readers, Run: lists(false, false)},
+		Workload{Name: "list-large", Title: "Lists of many sessions, and opening", Once: true, Who: readers, Run: lists(true, false)},
 		Workload{Name: "list-hot", Title: "List of 1,000 sessions and memory after many commits by 64 of them", Once: true, Who: named("turnstone pebble"), Run: lists(false, true)},
 		Workload{Name: "list-large-hot", Title: "List of many sessions and memory after many commits by 64 of them", Once: true, Who: named("turnstone pebble"), Run: lists(true, true)},
 		Workload{Name: "list-label", Title: "First page of the sessions with a label, of many", Once: true, Who: named("turnstone pebble", "turnstone badger", "turnstone memory", "sqlite full"), Run: labelled},
@@ -56,15 +55,12 @@ func (w *Workload) takes(c *Contestant) bool {
 
 func everybody(*Contestant) bool { return true }
 
-// readers have histories to read: the contestants that replay batches don't.
-func readers(c *Contestant) bool { return !c.Replay && !c.Twin && !c.Limit }
-
-// listers have a list. A hundred thousand database files are left out.
-func listers(c *Contestant) bool { return readers(c) && !strings.HasPrefix(c.Name, "sqlite files") }
+// readers have histories and lists to read.
+func readers(c *Contestant) bool { return !c.Twin && !c.Limit }
 
 // files leave something on the disk.
 func files(c *Contestant) bool {
-	return c.Durable != nothing && !c.Twin && c.Name != "preallocated log"
+	return c.Durable != nothing && !c.Twin
 }
 
 var busyWho = named("turnstone pebble", "turnstone badger", "sqlite full", "working log")

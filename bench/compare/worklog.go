@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,30 +17,29 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/zeebo/blake3"
+	"golang.org/x/sys/unix"
 )
 
-// workingLog is what a store of turns could reach at most: an append log that
-// does the same work for each turn inside the measured time. It derives an id
-// for every node (a hash of a salt, of the salted content, and of the node with
-// its parent's id) and for every commit, which names the commit before. It
-// compresses the turn's nodes as one block with S2, and the checkpoint part as
-// another one. It ends each record with a CRC-32C. It has no index, no guard but
-// a map of heads in memory, no deltas, no seals, and nothing that is stored once.
+// workingLog shows what a store of turns could reach at most. It is an append log that does the same work for each
+// turn inside the measured time. It derives an id for every node (a hash of a salt, of the salted content, and of
+// the node with its parent's id) and for every commit, which names the commit before. It compresses the turn's nodes
+// as one block with S2, and the checkpoint part as another one. It ends each record with a CRC-32C. It has no index,
+// no guard but a map of heads in memory, no deltas, no seals, and nothing that is stored once.
 type workingLog struct {
 	*appendLog
 	mu    sync.Mutex // guards heads
 	heads map[string]*logHead
 }
 
-// A logHead is where a session stands. The commits of a session come one after
-// the other.
+// A logHead has the number of commits, the leaf and the last commit of a session. The commits of a session come one
+// after the other.
 type logHead struct {
 	commits      int
 	leaf, commit [32]byte
 }
 
 func openWorkingLog(dir string, bulk bool) (Store, error) {
-	to, err := newLog(dir, bulk, false)
+	to, err := newLog(dir, bulk)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (s *workingLog) head(session string) *logHead {
 type logRecord struct {
 	Session string
 	Salt    [16]byte
-	Body    []byte // what the commit's id is the hash of
+	Body    []byte // the bytes that the commit's id is the hash of
 	Nodes   []byte // kind, key and payload of each
 	Part    []byte
 	HasPart bool
@@ -350,3 +350,73 @@ func (s *workingLog) PartAt(session string, commits int) ([]byte, error) {
 
 // Fork is left out: a log has nothing to share.
 func (s *workingLog) Fork(string, string) error { return errLeftOut }
+
+// appendLog is one file that groups are appended to: whoever waits while one writes and syncs is written by the next
+// one (group commit).
+type appendLog struct {
+	file *os.File
+	bulk bool
+
+	mu      sync.Mutex // guards the fields below
+	waiting []byte
+	done    chan struct{} // closed when waiting is durable
+	busy    bool          // somebody writes
+	err     error
+	at      int64
+}
+
+func newLog(dir string, bulk bool) (*appendLog, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "log"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &appendLog{file: f, bulk: bulk, done: make(chan struct{})}, nil
+}
+
+// add appends to the group that is written next, and returns when that is
+// durable.
+func (s *appendLog) add(to func(group []byte) []byte) error {
+	s.mu.Lock()
+	s.waiting = to(s.waiting)
+	done := s.done
+	if !s.busy {
+		s.busy = true
+		go s.lead()
+	}
+	s.mu.Unlock()
+	<-done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// lead writes the waiting bytes until none are left.
+func (s *appendLog) lead() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.waiting) > 0 {
+		group, finished := s.waiting, s.done
+		s.waiting, s.done = nil, make(chan struct{})
+		s.mu.Unlock()
+		err := s.write(group)
+		s.mu.Lock()
+		s.err = errors.Join(s.err, err)
+		close(finished)
+	}
+	s.busy = false
+}
+
+func (s *appendLog) write(group []byte) error {
+	n, err := s.file.WriteAt(group, s.at)
+	s.at += int64(n)
+	if err != nil || s.bulk {
+		return err
+	}
+	return unix.Fdatasync(int(s.file.Fd()))
+}
+
+// Close cuts the file behind the last record, and closes it.
+func (s *appendLog) Close() error { return errors.Join(s.file.Truncate(s.at), s.file.Close()) }

@@ -73,7 +73,8 @@ type store struct {
 	pool    []byte // random bytes, of which values are pieces
 }
 
-// serve grows the store of an engine as it is told.
+// serve reads commands from in, grows the store of an engine as they say, and writes its
+// answers to out.
 func serve(engine, dir string, in io.Reader, out io.Writer) error {
 	s := &store{dir: dir, open: func() (kv, error) { return open(engine, dir) }, began: written(), pool: make([]byte, 1<<20)}
 	r := rand.NewChaCha8([32]byte{1})
@@ -199,7 +200,7 @@ func (s *store) commit(r *rand.Rand, read bool) (took, get, absent time.Duration
 		return took, 0, 0, nil
 	}
 	begun = time.Now()
-	if err := s.get(r.Uint64N(first - 8*batch)); err != nil { // what the other writers have not committed yet is not asked for
+	if err := s.get(r.Uint64N(first - 8*batch)); err != nil { // other writers may still commit the last keys
 		return 0, 0, 0, err
 	}
 	get = time.Since(begun)

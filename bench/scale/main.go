@@ -1,8 +1,8 @@
 //go:build unix
 
-// Command scale grows stores of the embedded drivers, and of the databases beneath them, side by side, and says what
-// that costs as they grow: bytes written for each byte, commits, reads beside writers, memory, files, and at the end
-// closing, opening, scanning and a vacuum beside small commits.
+// Command scale grows stores of the embedded drivers, and of the databases beneath them, side by side, and reports
+// what that costs. While the stores grow it measures the bytes written for each byte, commits, reads beside writers,
+// memory and files. At the end it measures closing, opening, scanning, and a vacuum beside small commits.
 //
 //	go run ./bench/scale -dir /mnt/disk/x -gib 10
 //

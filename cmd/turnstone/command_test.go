@@ -273,7 +273,7 @@ func TestChanges(t *testing.T) {
 	run("", "changes")
 	run("", "rm", "e")
 	run("deleted    e\n", "changes")
-	run(`"kind":"deleted","session":"e","of":"`, "changes", "--json")
+	run(`"kind":"deleted","session":"e","incarnation":"`, "changes", "--json")
 	first, _, _ := strings.Cut(must(t, "changes", "--store", url), " ")
 	run("", "rename", "f", "g")
 	if out := must(t, "changes", "--after", first, "--store", url); strings.Contains(out, "deleted") || !strings.Contains(out, "renamed    f to g") {

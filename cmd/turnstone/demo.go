@@ -163,7 +163,7 @@ func turn(expected head.Revision, i int, s scripted) turnstone.Commit {
 // a fork and a rewind.
 func (d *demonstration) talk(ctx context.Context) error {
 	return d.app.with(ctx, false, func(st *turnstone.Store) error {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: "trip", Metadata: turnstone.Metadata{Name: "A trip to Kyoto", Model: "scripted-1", Labels: map[string]string{"demo": "yes"}}})
+		s, _, err := st.Create(ctx, turnstone.Request{ID: "trip", Metadata: head.Metadata{Name: "A trip to Kyoto", Model: "scripted-1", Labels: map[string]string{"demo": "yes"}}})
 		if err != nil {
 			return err
 		}
@@ -238,7 +238,7 @@ func (d *demonstration) repeat(ctx context.Context, s *turnstone.Session, first 
 
 // fork forks the session at a node and commits a turn to the fork.
 func (d *demonstration) fork(ctx context.Context, st *turnstone.Store, at graph.ID) error {
-	f, _, err := st.Create(ctx, turnstone.Request{ID: "trip/train", Parent: "trip", ForkNode: at, Metadata: turnstone.Metadata{Name: "The same, by train"}})
+	f, _, err := st.Create(ctx, turnstone.Request{ID: "trip/train", Parent: "trip", ForkNode: at, Metadata: head.Metadata{Name: "The same, by train"}})
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (a *app) demoChild() *cobra.Command {
 	return &cobra.Command{
 		Use: childName, Hidden: true, Args: cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
-			s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: turnstone.Metadata{Name: "Killed in the middle of a commit"}})
+			s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: head.Metadata{Name: "Killed in the middle of a commit"}})
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func (a *app) fork() *cobra.Command {
@@ -196,12 +198,13 @@ func (a *app) rename() *cobra.Command {
 }
 
 func (a *app) label() *cobra.Command {
-	var m turnstone.Metadata
+	var m head.Metadata
+	var custom string
 	var fields []string
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
-		Short:   "Set or list the labels of a session, or set its name, model, directory or group",
+		Short:   "Set or list the labels of a session, or set its name, model, directory, group or custom metadata",
 		Long:    "Set labels of a session; KEY= removes a label. Without labels and flags, list the labels. Fields that --unset\nnames are emptied before the others are set.",
 		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip\nturnstone label trip --unset name",
 		Args:    cobra.MinimumNArgs(1),
@@ -210,9 +213,10 @@ func (a *app) label() *cobra.Command {
 			if m.Labels, err = parseLabels(args[1:]); err != nil {
 				return err
 			}
-			if err := refuseEmptyFlags(cmd, "name", "model", "cwd", "group"); err != nil {
+			if err := refuseEmptyFlags(cmd, "name", "model", "cwd", "group", "custom"); err != nil {
 				return err
 			}
+			m.Custom = json.RawMessage(custom)
 			empty, err := parseFields(fields)
 			if err != nil {
 				return err
@@ -222,7 +226,7 @@ func (a *app) label() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" || m.Group != "" || len(empty) > 0 {
+				if len(args) > 1 || slices.ContainsFunc([]string{"name", "model", "cwd", "group", "custom", "unset"}, cmd.Flags().Changed) {
 					return s.SaveMetadata(cmd.Context(), m, empty...)
 				}
 				return listLabels(cmd, s, asLines)
@@ -233,7 +237,8 @@ func (a *app) label() *cobra.Command {
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
 	c.Flags().StringVar(&m.Group, "group", "", "set the group, names between slashes")
-	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: name, model, cwd, group, retention, labels, or several of them")
+	c.Flags().StringVar(&custom, "custom", "", "set the custom metadata, any JSON")
+	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: one of "+unsettable+", or several of them")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
@@ -262,13 +267,15 @@ func refuseEmptyFlags(cmd *cobra.Command, names ...string) error {
 	return nil
 }
 
+// unsettable are the fields that --unset can name.
+const unsettable = "name, model, cwd, group, labels, retention, custom, hostCreated, hostUpdated, all"
+
 // parseFields parses the values of --unset.
-func parseFields(names []string) ([]turnstone.Field, error) {
-	fields := make([]turnstone.Field, len(names))
+func parseFields(names []string) ([]head.Field, error) {
+	fields := make([]head.Field, len(names))
 	for i, name := range names {
-		fields[i] = turnstone.Field(name)
-		if err := fields[i].Check(); err != nil {
-			return nil, usageError{fmt.Errorf("--unset must be name, model, cwd, group, retention or labels, not %q", name)}
+		if fields[i] = head.Field(name); !fields[i].Known() {
+			return nil, usageError{fmt.Errorf("--unset must be one of %s, not %q", unsettable, name)}
 		}
 	}
 	return fields, nil

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -31,14 +35,16 @@ func to(cmd *cobra.Command, output string, write content) (err error) {
 
 func (a *app) export() *cobra.Command {
 	var path bool
-	var output string
+	var output, attachments string
 	c := &cobra.Command{
 		Use:   "export SESSION",
 		Short: "Write a session's payloads as lines, byte for byte",
 		Long: "Write a session's payloads, byte for byte. For a session that was imported from JSON lines, write the file as\n" +
 			"it was imported last, and then the payloads that were committed since. For any other session, write the\n" +
-			"payloads of all nodes in the order of commits, each on a line.",
-		Example: "turnstone export trip/train --path",
+			"payloads of all nodes in the order of commits, each on a line.\n\n" +
+			"With --attachments DIR, write each attachment of these nodes to DIR, as a file that has its id as name, and what\n" +
+			"is known of them to DIR/attachments.jsonl: a line for each node that refers to one.",
+		Example: "turnstone export trip/train --path\nturnstone export trip -o trip.jsonl --attachments trip.files",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
 			s, err := session(cmd.Context(), st, args[0])
@@ -49,13 +55,50 @@ func (a *app) export() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if attachments != "" {
+				if err := exportAttachments(cmd, s, state, attachments); err != nil {
+					return err
+				}
+			}
 			return to(cmd, output, func(w io.Writer) error { return importer.Write(w, state, part) })
 		}),
 	}
 	c.Flags().BoolVar(&path, "path", false, "write the active path only")
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
+	c.Flags().StringVar(&attachments, "attachments", "", "write the attachments to this directory")
 	a.complete(c)
 	return c
+}
+
+// exportAttachments writes the attachments of nodes to a directory. Their names are the host's, and hostile: files are
+// called by ids.
+func exportAttachments(cmd *cobra.Command, s *turnstone.Session, state *turnstone.State, dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return errors.New(err.Error())
+	}
+	written := map[blob.ID]bool{}
+	return to(cmd, filepath.Join(dir, "attachments.jsonl"), func(index io.Writer) error {
+		lines := json.NewEncoder(index)
+		lines.SetEscapeHTML(false)
+		for _, n := range state.Nodes {
+			for _, a := range n.Attachments {
+				if err := lines.Encode(turnstone.Attached{Attachment: a, Node: n.ID, Revision: n.Revision, Inherited: n.Inherited, Time: n.Time}); err != nil {
+					return err
+				}
+				if written[a.ID] {
+					continue
+				}
+				written[a.ID] = true
+				if err := to(cmd, filepath.Join(dir, a.ID.String()), func(w io.Writer) error {
+					_, err := s.ReadAttachment(cmd.Context(), w, a.ID)
+					return err
+				}); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // exported returns the nodes to export, and the checkpoint part that says how they make
@@ -111,7 +154,7 @@ func catContent(ctx context.Context, st *turnstone.Store, args []string, at head
 
 // findContent looks in all sessions for the content with the given id.
 func findContent(ctx context.Context, st *turnstone.Store, id string, at head.Revision) (content, error) {
-	if len(id) != 64 || !hexadecimal(id) {
+	if len(id) != 64 || !mayBeginID(id) {
 		return nil, usageError{fmt.Errorf("%q is not a whole id: give the session as well", id)}
 	}
 	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
@@ -126,7 +169,8 @@ func findContent(ctx context.Context, st *turnstone.Store, id string, at head.Re
 			return nil, err
 		}
 		found, err := sessionContent(ctx, s, id, at)
-		if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
+		switch turnstone.KindOf(err).Status {
+		case http.StatusNotFound, http.StatusGone:
 			continue
 		}
 		return found, err
@@ -176,7 +220,7 @@ func sessionContent(ctx context.Context, s *turnstone.Session, name string, at h
 // contentsByID returns the contents of a session whose ids begin with prefix.
 func contentsByID(ctx context.Context, s *turnstone.Session, state *turnstone.State, prefix string) map[string]content {
 	found := map[string]content{}
-	if !hexadecimal(prefix) {
+	if !mayBeginID(prefix) {
 		return found
 	}
 	add := func(id fmt.Stringer, c content) {

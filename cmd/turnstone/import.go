@@ -132,7 +132,7 @@ func (f *importFlags) parse(cmd *cobra.Command, files []string) ([]importer.Conv
 	return convs, nil
 }
 
-// confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Of of
+// confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Incarnation of
 // these sessions, or an error if the answer is no, or if there is no terminal to ask on.
 func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) ([]string, error) {
 	losses, err := importer.Losses(cmd.Context(), st, convs)
@@ -141,7 +141,7 @@ func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversat
 		return sessions, err
 	}
 	for i := range losses {
-		sessions = append(sessions, losses[i].Of)
+		sessions = append(sessions, losses[i].Incarnation)
 		fmt.Fprintf(cmd.ErrOrStderr(), "deletes %s\n", lost(&losses[i]))
 	}
 	in, ok := cmd.InOrStdin().(*os.File)

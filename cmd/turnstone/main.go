@@ -1,4 +1,4 @@
-// Command turnstone looks into, fills and checks session stores.
+// Command turnstone reads, fills, serves, checks, copies and cleans up session stores.
 package main
 
 import (
@@ -57,17 +57,17 @@ func message(err error) string {
 const (
 	exitFailed      = 1   // any other error
 	exitUsage       = 2   // the command line is wrong; nothing was done
-	exitNotFound    = 3   // no such store, session, node, record, revision or attachment, or the store was moved
+	exitNotFound    = 3   // no such store, session, node, record, revision or attachment (any more), or the store was moved
 	exitDamaged     = 4   // data in the store is missing or damaged
-	exitConflict    = 5   // another writer was first, or the name exists already
+	exitConflict    = 5   // another writer was first, the name exists already, or what is stored does not allow it otherwise
 	exitUnavailable = 6   // another process has the store open and does not share it, its database can't be reached, or a copy into it is not finished
 	exitInterrupted = 130 // a signal ended the command
 )
 
 const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, record,
-revision or attachment, or the store was moved; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
-the store open and does not share it, its database can't be reached, or a copy into it is not finished; 130 interrupted;
-1 any other error.`
+revision or attachment (any more), or the store was moved; 4 the store is damaged; 5 another writer was first, the name
+exists already, or what is stored does not allow it otherwise; 6 another process has the store open and does not share
+it, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 any other error.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }
@@ -86,27 +86,33 @@ var errDamaged = errors.New("the store is damaged")
 func exitCode(err error) int {
 	var usage usageError
 	var input inputError
-	var corrupt *damage.CorruptError
-	var held *engine.LockedError
-	is := func(targets ...error) bool {
-		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
-	}
+	of := func(target error) bool { return errors.Is(err, target) }
+	inFile := errors.As(err, &input)
 	switch {
-	case is(context.Canceled):
+	case of(context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL, engine.ErrReadOnly, shared.ErrNoMove):
+	case errors.As(err, &usage), !inFile && (of(turnstone.ErrInvalid) || of(turnstone.ErrLimit) || of(open.ErrURL) || of(engine.ErrReadOnly) || of(shared.ErrNoMove)):
 		return exitUsage
-	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
+	case of(errDamaged), of(damage.ErrDamaged), of(engine.ErrCorrupt):
 		return exitDamaged
-	case is(engine.ErrMoved, turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
-		turnstone.ErrBlobNotFound, turnstone.ErrRecordNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
+	case of(engine.ErrMoved):
 		return exitNotFound
-	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
-		return exitConflict
-	case errors.As(err, &held), is(engine.ErrUnavailable, turnstone.ErrUnfinishedCopy):
-		return exitUnavailable
+	case of(engine.ErrNoSpace), of(engine.ErrClosed): // whatever else they say
+		return exitFailed
+	}
+	for _, k := range turnstone.ErrorKinds() {
+		if code, ok := exits[k.Class]; ok && k.Has(err) {
+			return code
+		}
 	}
 	return exitFailed
+}
+
+// exits has the exit codes of kinds of errors, by their classes.
+var exits = map[string]int{
+	"NotFound": exitNotFound, "SessionDeleted": exitNotFound,
+	"Conflict": exitConflict, "TurnConflict": exitConflict, "RecordConflict": exitConflict, "Refused": exitConflict,
+	"Unavailable": exitUnavailable,
 }
 
 // Environment variable and default for --store.

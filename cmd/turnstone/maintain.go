@@ -92,9 +92,15 @@ func printGC(w io.Writer, r *gc.Report, o gc.Options) error {
 	return p.err
 }
 
+// A reclaimer is a store, or a session of it.
+type reclaimer interface {
+	GC(ctx context.Context, o gc.Options) (*gc.Report, error)
+	Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error)
+}
+
 // maintained returns the session that id or its beginning names, or the store if id is
 // empty.
-func maintained(ctx context.Context, st *turnstone.Store, id string) (turnstone.Maintainer, error) {
+func maintained(ctx context.Context, st *turnstone.Store, id string) (reclaimer, error) {
 	if id == "" {
 		return st, nil
 	}
@@ -103,13 +109,13 @@ func maintained(ctx context.Context, st *turnstone.Store, id string) (turnstone.
 
 func (a *app) vacuum() *cobra.Command {
 	var only string
-	var asLines bool
+	var asLines, noCompaction bool
 	c := &cobra.Command{
 		Use:   "vacuum",
 		Short: "Remove deleted content from the store's files, and shrink them",
 		Long: "Remove from the store's files the content of tombstoned and pruned nodes, deleted sessions\n" +
-			"that no fork holds, and blobs that nothing refers to, and shrink the files. This needs as\n" +
-			"much free space as the store takes.",
+			"that no fork holds, and blobs that nothing refers to, and shrink the files. This needs 128 MiB\n" +
+			"of free space or a ninth of the store on Pebble, and twice the store on Badger.",
 		Example: "turnstone vacuum",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
@@ -119,7 +125,7 @@ func (a *app) vacuum() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r, err := on.Vacuum(cmd.Context(), gc.VacuumOptions{Progress: progress})
+			r, err := on.Vacuum(cmd.Context(), gc.VacuumOptions{Progress: progress, NoCompaction: noCompaction})
 			finish()
 			if err != nil {
 				return err
@@ -134,6 +140,7 @@ func (a *app) vacuum() *cobra.Command {
 		}),
 	}
 	c.Flags().StringVar(&only, "session", "", "remove content and records of this session only")
+	c.Flags().BoolVar(&noCompaction, "no-compaction", false, "leave shrinking the files to the engine: removed bytes may stay there until then")
 	jsonFlag(c, &asLines)
 	a.complete(c, "session")
 	return c
@@ -252,16 +259,16 @@ func (f *pruneFlags) runOne(cmd *cobra.Command, st *turnstone.Store) error {
 	if err != nil {
 		return err
 	}
-	keep := turnstone.Retention(f.Revisions)
+	keep := head.Retention(f.Revisions)
 	if f.set {
 		if keep == 0 {
-			keep = turnstone.KeepAll
+			keep = head.KeepAll
 		}
-		if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: keep}); err != nil {
+		if err := s.SaveMetadata(cmd.Context(), head.Metadata{Retention: keep}); err != nil {
 			return err
 		}
 	}
-	if keep == turnstone.KeepAll {
+	if keep == head.KeepAll {
 		return nil
 	}
 	p := printer{w: cmd.OutOrStdout()}

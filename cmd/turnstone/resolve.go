@@ -88,7 +88,7 @@ func node(ctx context.Context, s *turnstone.Session, name string) (graph.ID, err
 	if !errors.Is(err, turnstone.ErrNodeNotFound) && !errors.Is(err, turnstone.ErrLimit) {
 		return graph.ID{}, err
 	}
-	if !hexadecimal(name) {
+	if !mayBeginID(name) {
 		return graph.ID{}, fmt.Errorf("%w: %q of session %q: give its key, or at least %d characters of its id", turnstone.ErrNodeNotFound, name, s.ID(), minPrefix)
 	}
 	found, err := nodesBeginning(ctx, s, name)
@@ -118,8 +118,8 @@ func nodesBeginning(ctx context.Context, s *turnstone.Session, prefix string) ([
 	return found, nil
 }
 
-// hexadecimal reports whether s may be the beginning of an id.
-func hexadecimal(s string) bool {
+// mayBeginID reports whether s may be the beginning of an id.
+func mayBeginID(s string) bool {
 	return len(s) >= minPrefix && strings.Trim(strings.ToLower(s), "0123456789abcdef") == ""
 }
 

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func TestShortenedIDs(t *testing.T) {
@@ -125,5 +129,46 @@ func TestNamesBeforeBeginnings(t *testing.T) {
 		if testing.Short() {
 			break
 		}
+	}
+}
+
+// export writes attachments under their ids, whatever names their host gave them, and lists them.
+func TestExportTakesAttachmentsAlong(t *testing.T) {
+	var a blob.Attachment
+	url := build(t, func(st *turnstone.Store) {
+		s := create(t, st, turnstone.Request{ID: "s"})
+		var err error
+		if a, err = s.PutAttachment(t.Context(), strings.NewReader("content"), -1, "image/png", "../../evil"); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			commit(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("see"), Attachments: []blob.Attachment{a}}}})
+		}
+	})
+	dir := filepath.Join(t.TempDir(), "files")
+	if out := must(t, "export", "s", "--attachments", dir, "--store", url); out != "see\nsee\n" {
+		t.Errorf("%q", out)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 {
+		t.Fatal(files, err)
+	}
+	if content, err := os.ReadFile(filepath.Join(dir, a.ID.String())); err != nil || string(content) != "content" {
+		t.Errorf("%q, %v", content, err)
+	}
+	index, err := os.ReadFile(filepath.Join(dir, "attachments.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var revisions []head.Revision
+	for line := range strings.Lines(string(index)) {
+		var of turnstone.Attached
+		if err := json.Unmarshal([]byte(line), &of); err != nil || of.Attachment != a || of.Node.IsZero() {
+			t.Errorf("%s: %v", line, err)
+		}
+		revisions = append(revisions, of.Revision)
+	}
+	if !slices.Equal(revisions, []head.Revision{1, 2}) {
+		t.Error(revisions)
 	}
 }

@@ -48,7 +48,7 @@ func (a *app) serve() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s) },
 	}
 	c.Flags().StringVar(&s.listen, "listen", "", "where: unix:PATH, or HOST:PORT; default unix:"+socketName+" in the store's directory")
-	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of `turnstone token` each")
+	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of 'turnstone token' each")
 	c.Flags().StringVar(&s.cert, "tls-cert", "", "file of the certificate, in PEM")
 	c.Flags().StringVar(&s.key, "tls-key", "", "file of the certificate's key, in PEM")
 	c.Flags().DurationVar(&s.maintain, "maintain", 0, "collect and prune so often, for example 1h; default never")
@@ -61,9 +61,9 @@ func (a *app) token() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token SCOPE…",
 		Short: "Make a token for `turnstone serve`",
-		Long: "Make a token that allows its bearer some of the scopes read, write and maintain (collections, vacuums, the feed). The first\n" +
-			"line of the output is the token, which the bearer keeps secret. The second is for the file that `turnstone serve --tokens`\n" +
-			"reads, and does not tell what the token is.",
+		Long: "Make a token that allows its bearer some of the scopes read, write and maintain (collections, vacuums, the feed,\n" +
+			"and what deletes by prune and erase). The first line of the output is the token, which the bearer keeps secret. The\n" +
+			"second is for the file that `turnstone serve --tokens` reads, and does not tell what the token is.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, s := range args {

@@ -249,7 +249,7 @@ func (f *family) printLine(i *turnstone.Info, depth int, begin string) {
 }
 
 // origin says how a session comes from its parent, if it has one. It names the parent
-// only at depth 0, because the tree shows it otherwise.
+// only at depth 0: below that, the tree shows the parent.
 func origin(i *turnstone.Info, depth int) string {
 	if i.Parent == "" {
 		return ""

@@ -20,7 +20,7 @@ func TestNothingActiveReachesTheTerminal(t *testing.T) {
 	testkit.Slow(t)
 	var node string
 	url := build(t, func(st *turnstone.Store) {
-		s := create(t, st, turnstone.Request{ID: "a" + evil, Metadata: turnstone.Metadata{Name: evil, Model: evil, Cwd: evil, Labels: map[string]string{evil: evil}}})
+		s := create(t, st, turnstone.Request{ID: "a" + evil, Metadata: head.Metadata{Name: evil, Model: evil, Cwd: evil, Labels: map[string]string{evil: evil}}})
 		at, err := s.PutAttachment(t.Context(), strings.NewReader(evil), -1, evil, evil)
 		if err != nil {
 			t.Fatal(err)
@@ -93,7 +93,7 @@ func TestColoursAreForTerminals(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		for _, id := range []string{"one", "other", "two", "o\x1b[31m"} {
-			create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: "name of " + id}})
+			create(t, st, turnstone.Request{ID: id, Metadata: head.Metadata{Name: "name of " + id}})
 		}
 	})
 	out := must(t, "__complete", "--store", url, "show", "o")

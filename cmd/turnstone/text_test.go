@@ -107,7 +107,7 @@ func TestHeadersFitTheTerminal(t *testing.T) {
 		labels[name] = "value-of-" + name
 	}
 	url := build(t, func(st *turnstone.Store) {
-		s := create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Name: strings.Repeat("名前 ", 20), Labels: labels}})
+		s := create(t, st, turnstone.Request{ID: "s", Metadata: head.Metadata{Name: strings.Repeat("名前 ", 20), Labels: labels}})
 		commit(t, s, turnstone.Commit{
 			Nodes: []turnstone.NewNode{
 				{Kind: "assistant", Payload: []byte(`{"role":"assistant","content":"calls","tool_calls":[{"id":"call_abcdefghijklmnop","function":{"name":"search_for_something_long"}},{"id":"call_2","function":{"name":"other"}}]}`)},

@@ -88,7 +88,7 @@ type Engine struct {
 	reading  bool     // Options.ReadOnly
 
 	maxBytes, maxOps int64                         // of a transaction
-	verdict          atomic.Pointer[chan struct{}] // closed when the group that is being committed has failed or not
+	verdict          atomic.Pointer[chan struct{}] // closed when the group being committed is durable or has failed
 
 	queue   chan *request
 	vacuum  chan struct{} // holds a token while a Vacuum runs
@@ -244,7 +244,8 @@ func (e *Engine) openOwn(o *Options) error {
 	return e.dir.Private()
 }
 
-// orNew returns an error unless there is a MANIFEST, or nothing at all. Without a MANIFEST Badger makes a new store,
+// orNew returns an error unless there is a MANIFEST, or no table, log or witness of a
+// store and nobody else's files. Without a MANIFEST Badger makes a new store,
 // over what is left of an old one and beside the files of others.
 func (e *Engine) orNew(seen *witness) error {
 	entries, err := os.ReadDir(e.config.Dir)

@@ -121,7 +121,7 @@ func (e *Engine) cost(r *request) (size, ops int64) {
 	return int64(r.batch.Bytes()) + ops*int64(writeBytes+len(e.prefix)), ops
 }
 
-// conflicts is how often a group is tried that a transaction of the host's has come into the way of.
+// conflicts is how often a group is tried again after it conflicted with a transaction of the host.
 const conflicts = 100
 
 // commit applies the batches of group in their order as one transaction, and answers them when it is durable.
@@ -129,7 +129,7 @@ func (e *Engine) commit(group []*request) {
 	verdicts := make([]error, len(group))
 	verdict := make(chan struct{})
 	e.verdict.Store(&verdict)
-	err := e.failure()
+	var err error
 	for n := 0; err == nil; n++ {
 		err = mapped(caught(func() error { return e.transact(group, verdicts) }))
 		if !errors.Is(err, badger.ErrConflict) {
@@ -151,10 +151,13 @@ func (e *Engine) commit(group []*request) {
 	}
 }
 
-// transact tries to commit group. An error that is not badger.ErrConflict is that of all of it.
+// transact tries to commit group. Any error but badger.ErrConflict is the result of every batch in the group.
 func (e *Engine) transact(group []*request, verdicts []error) error {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
+	if err := e.failure(); err != nil { // a vacuum that has lost batches fails the engine while this waits
+		return err
+	}
 	txn := e.db.NewTransaction(true)
 	defer txn.Discard()
 	writes := 0

@@ -69,7 +69,8 @@ func TestASyncOfTheManifestThatFails(t *testing.T) {
 	}
 }
 
-// Badger does not survive this fault (docs/engines.md), and the driver tells. The test fails when a new version of Badger does.
+// Badger does not survive this fault (docs/engines.md), and the driver tells. The test fails when a new version of
+// Badger does.
 func TestATableThatCanNotBeMadeInACompaction(t *testing.T) {
 	testkit.Slow(t)
 	dir := t.TempDir() + "/store"
@@ -84,7 +85,7 @@ func TestATableThatCanNotBeMadeInACompaction(t *testing.T) {
 		t.Errorf("%d acknowledged, and the vacuum says %q", len(acked), stderr)
 	}
 	if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrCorrupt) {
-		t.Errorf("the next Open: %v", err)
+		t.Errorf("the next Open: %v; the vacuum said %q", err, stderr)
 	}
 }
 

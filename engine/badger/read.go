@@ -18,8 +18,8 @@ const (
 	pagePairs = 1000
 )
 
-// view runs f in a transaction that only reads. It begins when the group that is being committed is durable, and sees
-// it.
+// view runs f in a transaction that only reads. If a group is being committed, view returns only after that group is
+// durable or has failed.
 func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -40,8 +40,8 @@ func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
 	return e.failure()
 }
 
-// transaction runs f in a transaction that only reads, and returns what is closed when the group that was committed
-// meanwhile has its verdict.
+// transaction runs f in a transaction that only reads. verdict is closed once the group that was being committed
+// meanwhile is durable or has failed.
 func (e *Engine) transaction(f func(*badger.Txn) error) (verdict *chan struct{}, err error) {
 	if err := e.usable(); err != nil { // also before waiting: the zero Engine has no lock to wait for
 		return nil, err
@@ -154,10 +154,10 @@ func (e *Engine) page(ctx context.Context, txn *badger.Txn, r engine.Range) (pag
 	return page, false, nil
 }
 
-// Vacuum implements engine.Engine. In a database of its own the driver closes Badger and opens it again, which moves
-// the memtable and level 0 into the levels below, while other calls wait; then Badger merges its levels into one. In
-// the host's database it does the second only. A value that a transaction could still see when its table was written
-// stays until Badger rewrites that table. Badger obeys no context: that of a Vacuum counts before each step.
+// Vacuum implements engine.Engine. In a database of the driver's own, Vacuum first closes Badger and opens it again,
+// while other calls wait: this moves the memtable and level 0 into the levels below. Then Badger merges its levels into
+// one. In the host's database Vacuum only merges. A value that a transaction could still see when its table was written
+// stays until Badger rewrites that table. Badger obeys no context, so Vacuum checks its context before each step.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
 		return err

@@ -236,14 +236,15 @@ func (e *Engine) missing(seen *witness) error {
 	if store != 0 && seen.store != 0 && store != seen.store {
 		return fmt.Errorf("%w: the database and %s are of different stores", engine.ErrCorrupt, witnessName)
 	}
+	// The witness stays as it is then: it tells the next Open.
+	if have < seen.group && (seen.synced || seen.boot != 0 && seen.boot == localdir.Boot()) {
+		return fmt.Errorf("%w: acknowledged batches are missing: %d groups of %d are there", engine.ErrCorrupt, have, seen.group)
+	}
 	if store == 0 {
 		store = cmp.Or(seen.store, rand.Uint64()|1)
 	}
 	if e.witness != nil {
 		e.witness.group, e.witness.store = have, store
-	}
-	if have < seen.group && (seen.synced || seen.boot != 0 && seen.boot == localdir.Boot()) {
-		return fmt.Errorf("%w: acknowledged batches are missing: %d groups of %d are there", engine.ErrCorrupt, have, seen.group)
 	}
 	return nil
 }

@@ -37,8 +37,8 @@ type Call struct {
 	Op    string // "Get", "Scan", "Apply" or "Vacuum"
 	Batch *engine.Batch
 	Range engine.Range // for a Scan
-	// Read is the number of keys of a Get. For a Scan, Done finds in it the number of
-	// pairs that the Scan yielded.
+	// Read is the number of keys of a Get. When Done is called for a Scan, it is the number
+	// of pairs that the Scan has yielded.
 	Read int
 }
 

@@ -391,7 +391,7 @@ func zero(r *rig) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // instead of for ever
 	defer cancel()
 	of := reflect.TypeOf(r.e)
-	if of.Kind() != reflect.Pointer || strings.HasSuffix(of.Elem().PkgPath(), "_test") { // what a test wraps an engine in
+	if of.Kind() != reflect.Pointer || strings.HasSuffix(of.Elem().PkgPath(), "_test") { // a wrapper made by a test
 		return errSkip
 	}
 	e := reflect.New(of.Elem()).Interface().(engine.Engine)

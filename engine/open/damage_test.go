@@ -317,8 +317,9 @@ func (p *patient) untold(what string) bool {
 func TestDamageByClassIsReportedOrHarmless(t *testing.T) {
 	testkit.OneGoroutine(t)
 	rounds := cmp.Or(*damageRounds, testkit.Pick(3, 2, 1))
-	for _, scheme := range []string{"pebble:", "badger:"} {
-		t.Run(strings.Trim(scheme, ":"), func(t *testing.T) {
+	for _, name := range open.Schemes() {
+		scheme := name + ":"
+		t.Run(name, func(t *testing.T) {
 			verdicts := map[string]map[string]int{}
 			total := 0
 			for _, p := range patients(t, scheme) {

@@ -15,8 +15,8 @@ type driver struct {
 	trace  func(name string) bool // reports whether its stores have a file of that name; of the default, others may too
 }
 
-// embedded are the engines in directories, the default first. This is the one list of them: commands, tests and
-// benchmarks go by it.
+// embedded are the engines in directories, the default first. The command and storetest go by this list.
+// Clients in Python and TypeScript name the engines in URLs themselves, and so do golden stores and benchmarks.
 var embedded = []driver{
 	{"pebble", func(dir string, o *Options) (engine.Engine, error) {
 		return opened(pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))

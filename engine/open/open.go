@@ -1,5 +1,6 @@
-// Package open opens the engine that a URL names, for the command line and for hosts that are
-// configured by a string. Others call a driver's own Open.
+// Package open opens the engine that a URL names: for stores that several processes, or a process and the command,
+// share, and for hosts that are configured by a string. It links all engines. Hosts that need one of them, in one
+// process, call the driver's own Open.
 package open
 
 import (
@@ -163,13 +164,13 @@ func openPostgres(ctx context.Context, url string) (engine.Engine, error) {
 	return e, nil
 }
 
-// Directory returns the engine and the directory of a URL that names one. That of a bare path is the engine whose store
-// the directory holds, or the first of Schemes.
+// Directory returns the engine and the directory of a URL that names a directory. For a bare path, that is the engine
+// whose store the directory holds, or else the first of Schemes.
 func Directory(url string) (scheme, dir string, ok bool) {
 	scheme, dir, ok = strings.Cut(url, ":")
 	if !ok || strings.Contains(scheme, "/") {
 		dir = url
-		if scheme, _ = holds(dir); scheme == "" { // who opens it finds the error again
+		if scheme, _ = holds(dir); scheme == "" { // an error shows again when the store is opened
 			scheme = embedded[0].scheme
 		}
 	}

@@ -82,7 +82,8 @@ func has(e engine.Engine, numbers []uint64, only bool) error {
 // acknowledges nothing more, its calls say so, and another store at the path is not touched.
 func TestAnEngineWhoseDirectoryIsReplacedAcknowledgesNothingMore(t *testing.T) {
 	testkit.Slow(t)
-	for _, scheme := range []string{"pebble:", "badger:"} {
+	for _, name := range open.Schemes() {
+		scheme := name + ":"
 		for _, o := range []*open.Options{{}, {Exclusive: true}} {
 			for _, r := range replacements {
 				t.Run(fmt.Sprint(scheme, "exclusive=", o.Exclusive, "/", r.name), func(t *testing.T) {

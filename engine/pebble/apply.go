@@ -85,8 +85,7 @@ func (l *line) leave(c *commit) bool {
 // Writers whose group was answered come back one by one. So after a large group the
 // committer lets them run before it begins the next one; otherwise the first of them would
 // get a sync of its own. It yields and does not sleep, because a sleep takes about a
-// millisecond when nothing else runs. Before small groups yields gain nothing
-// (docs/performance.md).
+// millisecond when nothing else runs. Before small groups yields gain nothing.
 const (
 	crowd  = 8 // batches that make a group large
 	yields = 3 // before a group

@@ -306,5 +306,6 @@ func (c *fenced) Close() error {
 	return c.f.read(closing)
 }
 
-// Fd implements vfs.File. It hides the descriptor, which would lead around the fence.
+// Fd implements vfs.File. It hides the descriptor, because a write through it would
+// bypass the fence.
 func (c *fenced) Fd() uintptr { return vfs.InvalidFd }

@@ -131,8 +131,8 @@ func (g *group) add(c *commit, pending writes) {
 	}
 }
 
-// joined returns an empty batch for the writes of several commits. These batches are as large as groups, so they
-// are kept apart from Pebble's pool, from which each commit would take one.
+// joined returns an empty batch for the writes of several commits. Such a batch is as large as a group. It stays
+// out of Pebble's pool, from which single commits take their batches.
 func (e *Engine) joined() *pebble.Batch {
 	select {
 	case b := <-e.spare:
@@ -169,8 +169,8 @@ func (e *Engine) syncBatches() {
 }
 
 // land waits until g is durable, lets readers see it, and answers its callers. Groups land in
-// their order. A verdict of guards can rest on a batch that is not durable yet, so it waits in
-// the same line.
+// their order. A verdict on guards can depend on an earlier batch that is not durable yet. So the verdict also
+// waits its turn.
 func (e *Engine) land(g *group) {
 	if g.view != nil {
 		if err := g.batch.SyncWait(); err != nil {

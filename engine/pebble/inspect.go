@@ -19,18 +19,18 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// An inspection is what is known of the files of a store before Pebble opens it.
+// An inspection has what inspect found out about the files of a store before Pebble opens it.
 type inspection struct {
 	exists   bool
 	past     *past    // the notes, or nil
 	manifest extent   // of the MANIFEST that counts
 	logs     []uint64 // numbers of the logs that are there, in order
-	logUsed  int64    // bytes of those that Pebble will replay
+	logUsed  int64    // bytes of the logs that Pebble will replay
 	spare    bool     // there is a spare log
 }
 
-// inspect compares the files in dir with the notes and with each other. It finds what Pebble
-// would take for an empty or an older store, and changes nothing.
+// inspect compares the files in dir with the notes and with each other. It finds damage that Pebble would take for an
+// empty or an older store. It changes nothing.
 func (n *noted) inspect() (*inspection, error) {
 	names, err := n.fence.List(n.dir)
 	if err != nil {

@@ -11,21 +11,19 @@ import (
 	"github.com/cockroachdb/pebble/v2/batchrepr"
 )
 
-// Pebble replays a log up to the first chunk that it can't read, and takes that for
-// the end that a crash tore. A flipped bit before acknowledged batches would lose
-// them without an error. So each batch begins with a promise, a record that only
-// stands in the log:
+// Pebble replays a log up to the first chunk that it can't read, and takes that place for the end that a crash tore. A
+// flipped bit before acknowledged batches would lose them without an error. So each batch begins with a promise, a
+// record that exists only in the log:
 //
 //	kind 1 | length 1 | epoch 8 | start 8 | durable 8
 //
 // The epoch is that of the log: one whose batches have another epoch was put there from elsewhere.
 // Batches have numbers (Pebble's sequence numbers). All below durable were synced
-// when the batch was written. Those from start on are in the same log. Where a log
-// becomes unreadable before batch n, and a promise behind that place says that n
-// was durable, the log is damaged. The log has a torn end if no promise and no witness says that
-// batch n was durable. Pebble has a check of its own: it writes into each chunk how far the log was
-// synced. That check is too weak here, because Pebble counts only the newest block of each sync, and
-// because it looks only at blocks after the unreadable one.
+// when the batch was written. Those from start on are in the same log. If a log becomes unreadable before batch n, and
+// a promise behind that place says that n was durable, the log is damaged. If no promise and no witness says so, the
+// log has a torn end. Pebble has a check of its own: it writes into each chunk how far the log was synced. That check
+// is too weak here, because Pebble counts only the newest block of each sync, and because it looks only at blocks after
+// the unreadable one.
 type promise struct{ epoch, start, durable uint64 }
 
 const (
@@ -104,9 +102,9 @@ type logReader struct {
 	base   int64 // offset of block in the log
 	off    int   // in block
 	next   uint64
-	reason string // why the log ends before its end
-	closed bool   // it ends with its mark
-	alien  string // what a whole batch has that is not of this log, or ""
+	reason string // why walk stopped before the end of the log
+	closed bool   // the log ends with an end mark
+	alien  string // why a whole batch is not of this log, or ""
 }
 
 // fill reads the next block and reports whether there is one.

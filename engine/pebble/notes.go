@@ -37,7 +37,7 @@ const (
 type statement struct {
 	seq      uint64
 	manifest extent  // of the MANIFEST that was synced last
-	before   extent  // of the one before, which counts until the marker for the other one is durable
+	before   extent  // of the MANIFEST before, which counts until the marker for the new one is durable
 	format   uint64  // of the whole store, as Pebble counts, or 0 before its first Open has ended
 	logBytes int64   // least length of a log
 	logs     []begun // logs that were not removed when the statement was made, in order
@@ -57,15 +57,15 @@ type begun struct{ num, epoch uint64 }
 // maxLogs bounds the logs that a statement can name. Pebble has one for each memtable.
 const maxLogs = 24
 
-// A witness says how far the newest log was written. It follows each sync of the log, before the
-// batches are acknowledged, and is not synced itself: it survives the end of the process. After a
-// loss of power the disk may hold an older witness, whose claim still holds.
+// A witness says how far the newest log was written. The driver writes it after each sync of the log and before it
+// acknowledges the batches. The witness is not synced itself: it survives the end of the process. After a loss of
+// power the disk may hold an older witness, whose claim still holds.
 type witness struct {
 	log    begun
 	size   int64
 	sum    uint32 // CRC-32C of so many bytes
 	synced bool   // the bytes are durable; otherwise they are as long as the machine runs
-	boot   uint64 // identifies that run of the machine, or 0
+	boot   uint64 // identifies the run of the machine that wrote the witness, or 0
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -202,7 +202,7 @@ func numbered(name, prefix, suffix string) (uint64, bool) {
 	return num, ok && ok2 && err == nil
 }
 
-// logNumber returns the number of the log called name, as "000012.log".
+// logNumber returns the number of the log called name, for example "000012.log".
 func logNumber(name string) (uint64, bool) { return numbered(name, "", ".log") }
 
 // noted is the file system that Pebble sees. It keeps the notes, checks blocks of tables, uses
@@ -218,16 +218,16 @@ type noted struct {
 	prefixes map[string]int64 // set by Open, then constant: length of the MANIFEST that counts
 	newest   atomic.Uint64    // number of the log that was begun last
 
-	mu    sync.Mutex // guards what follows, and is held while a statement is synced
+	mu    sync.Mutex // guards the fields below; held while a statement is synced
 	notes vfs.File   // nil before begin
 	said  statement  // the newest one
 	spare bool       // there is a spare log
 	anew  bool       // logs are made anew, because old files hold removed pairs: a vacuum runs
 }
 
-// spareName is the file of a removed log, which becomes the next log: a sync of bytes that
-// replace others needs no change of the file system's own data. What the file had before is
-// never read, because each chunk of a log has the number of its log.
+// spareName is the file of a removed log. It becomes the next log, because a sync of overwritten bytes needs no
+// change of the file system's metadata. What the file had before is never read, because each chunk of a log has the
+// number of its log.
 const spareName = "turnstone.spare"
 
 func (n *noted) path(name string) string { return n.PathJoin(n.dir, name) }
@@ -321,7 +321,7 @@ func (n *noted) end(flushed bool) error {
 	return notes.Close()
 }
 
-// Create implements vfs.FS.
+// Create implements vfs.FS. It notes logs and the MANIFEST, and discards Pebble's options: see isOptions.
 func (n *noted) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	base := n.PathBase(name)
 	if isOptions(base) {

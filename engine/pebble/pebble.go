@@ -18,8 +18,7 @@
 //
 // After a failure the engine is stopped: the batch under way fails with
 // engine.ErrUnknown and later ones with engine.ErrClosed. Reads go on. The next Open has everything that was
-// acknowledged. What Pebble holds in memory then, up to 60 MiB and a few
-// goroutines, stays until the process ends.
+// acknowledged. Pebble then keeps up to 60 MiB of memory and a few goroutines until the process ends.
 package pebble
 
 import (
@@ -50,8 +49,8 @@ type Durability int
 const (
 	// Power: a loss of power. Each group of batches is synced before it is acknowledged.
 	Power Durability = iota
-	// Process: the end of the process, not of the machine. A loss of power takes the last batches,
-	// those that were written since the last log was begun at most, and leaves what was before them.
+	// Process: the end of the process, not of the machine. A loss of power takes the last batches: at most those that
+	// were written since the last log was begun. It leaves all batches before them.
 	Process
 )
 
@@ -120,7 +119,7 @@ type Engine struct {
 
 	lastNoSpace atomic.Int64 // when Pebble last ran out of space, in Unix nanoseconds
 
-	mu      sync.Mutex         // guards what follows
+	mu      sync.Mutex         // guards the fields below
 	shown   *view              // what readers see
 	old     map[*view]struct{} // views from before that are not closed
 	unread  []*view            // those of them that nobody reads

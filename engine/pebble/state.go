@@ -10,8 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// fail makes e refuse all writes from now on, because of err. The error that they
-// get matches engine.ErrClosed and what err is, for example engine.ErrNoSpace.
+// fail makes e refuse all writes from now on, because of err. Their error matches
+// engine.ErrClosed, and also the kind of err, for example engine.ErrNoSpace.
 func (e *Engine) fail(err error) {
 	e.fence.lower()
 	e.mu.Lock()

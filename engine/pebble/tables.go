@@ -15,11 +15,11 @@ import (
 // compression, and the checksum of the block and that byte.
 const blockTrailer = 5
 
-// A table is a table that Pebble reads. Pebble checks every block; but when a
-// checksum does not match, it flips one bit of the block after the other to find
-// the one that changed, which takes eight seconds in a block of 512 KiB and heeds
-// no context. So a table checks the blocks before Pebble does, and reports the
-// damage at once.
+// A table is the file of a table that Pebble reads. Pebble checks every block.
+// When a checksum does not match, Pebble flips one bit of the block after the
+// other to find the one that changed. In a block of 512 KiB this takes eight
+// seconds, and no context ends it. So a table checks the blocks before Pebble
+// does, and reports the damage at once.
 //
 // Pebble reads a block with its trailer in one call of ReadAt. It reads nothing
 // else but the footer, which ends the file.

@@ -16,12 +16,12 @@ import (
 // free space it needs beside the store.
 const vacuumBytes = 128 << 20
 
-// Vacuum implements engine.Engine: it flushes and compacts the whole key space, range by range,
-// and returns when the files that held removed pairs are gone; for that it waits for readers
-// that began before. Pebble's MANIFEST goes on naming the first and last keys of removed files.
-// Each range needs about 128 MiB of free space. The first range needs as much as all tables above
-// the last level take, if that is more. When the context ends, the compactions under way go on, and
-// Close waits for them. A later Vacuum passes over the ranges that an interrupted one has compacted.
+// Vacuum implements engine.Engine. It flushes and compacts the whole key space, range by range, and
+// returns when the files that held removed pairs are gone. So it also waits for readers that began
+// before. Pebble's MANIFEST goes on naming the first and last keys of removed files. Each range needs
+// about 128 MiB of free space. The first range needs as much as all tables above the last level take, if
+// that is more. When the context ends, the compactions under way go on, and Close waits for them. A
+// later Vacuum passes over the ranges that an interrupted one has compacted.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if e.db == nil {
 		return engine.ErrClosed

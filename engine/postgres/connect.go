@@ -139,8 +139,9 @@ func neverCancel(c *pgconn.Config) {
 	}
 }
 
-// unavailable wraps what keeps the database from being reached. It does not wrap a context's
-// error: that would be of a time-out of the driver, and look like the caller's.
+// unavailable returns an engine.ErrUnavailable that wraps the reason why the database can't be reached. It does
+// not wrap the error of a context: that is from a time-out of the driver, and callers would take it for their
+// own.
 func unavailable(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)

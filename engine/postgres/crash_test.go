@@ -67,11 +67,11 @@ func besideCommits(t *testing.T, url string, faults func()) {
 				if err == nil {
 					return
 				}
-				kind := turnstone.ErrorType(err)
+				kind := turnstone.KindOf(err).Name
 				mu.Lock()
 				errs[kind]++
 				mu.Unlock()
-				if kind != "unavailable" && kind != "unknown_outcome" {
+				if kind != "unavailable" && kind != "unknown-outcome" {
 					t.Errorf("s%d: %s: %v", w, kind, err)
 					return
 				}

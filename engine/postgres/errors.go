@@ -16,7 +16,7 @@ import (
 
 // SQLSTATEs (PostgreSQL manual, appendix A).
 const (
-	divisionByZero       = "22012" // what the statement for guards fails with
+	divisionByZero       = "22012" // the statement for guards reports a false guard with this error
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
 	diskFull             = "53100"

@@ -35,12 +35,11 @@ type Options struct {
 	// Schema holds the table; default "turnstone". Two stores in one database
 	// have two schemas, or two namespaces.
 	Schema string
-	// Timeout is how long the server waits for a lock before it gives up, without
-	// effect: engine.ErrUnavailable (lock_timeout, unless the URL sets that). A
-	// transaction that has brought no result after twice as long is given up; for
-	// an Apply that is engine.ErrUnknown. Making a connection takes as long at most
-	// (but for the URL's connect_timeout, if it is not 0); the wait for a free one
-	// is bounded by the caller's context alone. Default 30 s, at most a day.
+	// Timeout is how long the server waits for a lock (lock_timeout, unless the URL sets that). After that time the
+	// call fails with engine.ErrUnavailable, without effect. A transaction that has brought no result after twice
+	// that time is given up: an Apply then fails with engine.ErrUnknown. Making a connection takes at most Timeout,
+	// or the URL's connect_timeout if that is not 0. Only the caller's context bounds the wait for a free
+	// connection. Default 30 s, at most a day.
 	Timeout time.Duration
 }
 
@@ -64,10 +63,10 @@ type Engine struct {
 	notifier  notifier
 }
 
-// Open connects to the database that url names (a URL or a keyword/value string as libpq takes it, with pgx's pool_
-// parameters; pool_max_conns is 16 if it is not given; calls for maintenance have two connections of their own:
-// engine.ForMaintenance). The schema is made by the first Apply if it does not exist; one that a newer version made
-// is engine.ErrNewer.
+// Open connects to the database that url names: a URL or a keyword/value string as libpq takes it, with pgx's pool_
+// parameters. pool_max_conns is 16 if it is not given. Calls for maintenance have two connections of their own: see
+// engine.ForMaintenance. The first Apply makes the schema if it does not exist. If a newer version made the schema,
+// the error matches engine.ErrNewer.
 func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -103,8 +102,8 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	return e, nil
 }
 
-// defaultConns: over a network each commit holds a connection for a round trip, so
-// as many as processors, pgx's default, are few.
+// defaultConns replaces pgx's default, the number of processors. That is too few, because over a network each
+// commit holds a connection for a round trip.
 const defaultConns = 16
 
 // slowConns is how many connections maintenance has beside those.
@@ -257,7 +256,7 @@ func (e *Engine) failing(ctx context.Context, guards []engine.Pair) ([]byte, err
 // the key would put a predicate lock on the page of the index where the key belongs, which
 // conflicts with every insert of others there.
 func (e *Engine) calls(b *engine.Batch) []call {
-	absent := map[string]bool{} // guarded to be absent; true: and set
+	absent := map[string]bool{} // the keys that b guards to be absent; true if b also sets the key
 	for _, g := range b.Guards {
 		if g.Value == nil {
 			absent[string(g.Key)] = false

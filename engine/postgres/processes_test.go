@@ -292,8 +292,8 @@ func TestSessionsDoNotWaitForEachOther(t *testing.T) {
 	p.silent.Store(false)
 	p.arm(-1, -1)
 	p.hangUp()
-	if err := <-done; err != nil && turnstone.ErrorType(err) != "unknown_outcome" {
-		t.Errorf("%s: %v", turnstone.ErrorType(err), err)
+	if err := <-done; err != nil && turnstone.KindOf(err).Name != "unknown-outcome" {
+		t.Errorf("%s: %v", turnstone.KindOf(err).Name, err)
 	}
 	if err := commit(held, 2); err != nil {
 		t.Error(err)

@@ -45,9 +45,9 @@ func undefined(err error) bool {
 	return ok && (pe.Code == undefinedTable || pe.Code == undefinedSchema)
 }
 
-// Definition returns the statements that make a schema, for those who give the
-// role at run time no right to do so. The first Apply runs them, in one transaction,
-// when there is none.
+// Definition returns the statements that make a schema. Run them beforehand if the
+// role at run time has no right to make it. The first Apply runs them, in one
+// transaction, when there is none.
 func Definition(schema string) []string {
 	return append([]string{"CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{schema}.Sanitize()}, tables(schema)...)
 }
@@ -62,8 +62,8 @@ func tables(schema string) []string {
 }
 
 // Grants returns the statements that let a role use a schema at run time, and no
-// more: it can't define, truncate or grant anything. VACUUM wants the owner and
-// does nothing for others (there is autovacuum).
+// more: it can't define, truncate or grant anything. Only the owner can run VACUUM.
+// For other roles it does nothing, and autovacuum does the work.
 func Grants(schema, role string) []string {
 	s, r := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	return []string{

@@ -11,15 +11,15 @@ import (
 type call struct {
 	*statement
 	args [][]byte
-	// row gets each row of the result, or nobody wants it. values are the
-	// connection's: they are overwritten by the next one.
+	// row, if set, is called with each row of the result. values belong to the
+	// connection: the next row overwrites them.
 	row func(values [][]byte)
 }
 
 // prepared are the statements that a connection knows by name.
 type prepared map[*statement]bool
 
-// preparedOn returns those of a connection.
+// preparedOn returns the prepared statements of a connection.
 func preparedOn(c *pgconn.PgConn) prepared {
 	const key = "turnstone"
 	known, _ := c.CustomData()[key].(prepared)
@@ -124,7 +124,7 @@ func prepareResults(p *pgconn.Pipeline, known prepared, unknown []*statement) (f
 	}
 }
 
-// results reads those of calls.
+// results reads the results of calls.
 func results(p *pgconn.Pipeline, calls []call) error {
 	for _, q := range calls {
 		r, err := p.GetResults()

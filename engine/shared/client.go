@@ -39,7 +39,7 @@ type client struct {
 	closed chan struct{} // closed by Close
 	calls  sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	left     bool       // the owner is gone, or the client is closed
 	idle     []*conn    // the one that was used last is the last
 	busy     map[*conn]struct{}
@@ -53,8 +53,8 @@ type conn struct {
 	used   time.Time
 }
 
-// attach connects with the owner of e's store. It fails with errGone if there is none that listens, or that greets
-// within wait.
+// attach connects with the owner of e's store. It fails with errGone if no owner listens, or if the owner sends no
+// greeting within wait.
 func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error) {
 	c := &client{of: e, slots: make(chan struct{}, connections), closed: make(chan struct{}), busy: map[*conn]struct{}{}}
 	first, err := c.dial(ctx, wait)
@@ -140,7 +140,7 @@ func (s *conn) greeted(e *Engine) error {
 	return nil
 }
 
-// begin notes a call. It returns false if c was left.
+// begin counts a call as under way. It returns false if leave was called.
 func (c *client) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,7 +241,8 @@ func strip(err error) error {
 	return err
 }
 
-// cut returns the error for a connection that failed: that of the context if it has ended, else errGone.
+// cut returns the error for a connection that failed. It returns the context's error if the context has ended, and
+// otherwise an error that matches errGone.
 func (c *client) cut(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

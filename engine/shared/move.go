@@ -67,8 +67,8 @@ func (m *mover) take() []string {
 	return keys
 }
 
-// begin marks the target as unfinished. It fails if there is anything in it but what an earlier move has left, which
-// it removes.
+// begin marks the target as unfinished. It removes what an earlier move has left in the target. It fails if the
+// target has anything else.
 func (m *mover) begin(ctx context.Context) error {
 	from, to := m.from.Limits(), m.to.Limits()
 	if to.KeyBytes < from.KeyBytes || to.ValueBytes < from.ValueBytes || to.BatchBytes < from.BatchBytes || to.BatchOps < from.BatchOps {
@@ -93,7 +93,7 @@ func (m *mover) begin(ctx context.Context) error {
 	return m.clear(ctx, left[0] != nil)
 }
 
-// mark changes the mark of the target from one value to another. A value that is nil is no mark.
+// mark changes the mark of the target from one value to another. A nil value stands for no mark.
 func (m *mover) mark(ctx context.Context, from, to []byte) error {
 	b := engine.Batch{Guards: []engine.Pair{{Key: engine.UnfinishedKey, Value: from}}}
 	if to == nil {
@@ -112,7 +112,8 @@ func (m *mover) mark(ctx context.Context, from, to []byte) error {
 	}
 }
 
-// clear removes all pairs of the target but the mark. If it may not, it fails when there is one.
+// clear removes all pairs of the target but the mark. If may is false, clear removes none, and fails if there is such
+// a pair.
 func (m *mover) clear(ctx context.Context, may bool) error {
 	for p, err := range m.to.Scan(ctx, engine.Range{}) {
 		switch {
@@ -195,12 +196,11 @@ func (m *mover) flush(ctx context.Context) error {
 }
 
 // Move moves the store to the engine at url while processes go on using it, and returns when it is there. The process
-// that has the store open copies all pairs, and again those that have changed meanwhile. At the end calls wait until
-// the last few are copied. Then that process serves the store from the new engine as long as it runs. Who opens the
-// directory later gets an
-// *engine.MovedError that has name, which is url without its secrets.
+// that has the store open copies all pairs, and then copies again those that have changed meanwhile. At the end calls
+// wait until the last few are copied. Then that process serves the store from the new engine as long as it runs.
+// Whoever opens the directory later gets an *engine.MovedError with name, which is url without its secrets.
 //
-// The new engine must be empty, but for what a move that failed has left. Until the move is done nobody can open a
+// The new engine must be empty, except for what a failed move has left. Until the move is done nobody can open a
 // store there. If Move fails, the store is where it was; only if the error matches engine.ErrUnknown it may have been
 // moved.
 func (e *Engine) Move(ctx context.Context, url, name string) (*Moved, error) {

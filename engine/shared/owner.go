@@ -22,7 +22,7 @@ var errOwned = fmt.Errorf("%w: the process that shares it does not answer", engi
 type owner struct {
 	of *Engine
 
-	gate   sync.RWMutex // read-held by calls; guards what follows
+	gate   sync.RWMutex // read-held by calls; guards driver and mover
 	driver engine.Engine
 	mover  *mover        // while the store is moved to another engine
 	moving sync.Mutex    // held by move

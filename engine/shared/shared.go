@@ -15,7 +15,8 @@
 // calls fail from then on, and another process opens it.
 //
 // The owner's options hold for all: its durability, and its limit of free disk space. All processes must be of the same
-// user, which the kernel tells, have the same driver, and speak the same version of the protocol.
+// user, have the same driver, and speak the same version of the protocol. The kernel tells each process which user the
+// other one is of.
 //
 // Three files beside the driver's belong to this package: turnstone.owner, which the owner locks and describes itself
 // in, turnstone.users, which all lock, and the socket. Where they can't be made, because the disk has no inode left
@@ -74,13 +75,13 @@ type Engine struct {
 	driver Driver
 	wait   patience
 	limits engine.Limits
-	home   *localdir.Dir // the directory; it says that the store is in use, to who would only read it
+	home   *localdir.Dir // the directory; its lock tells read-only openers that the store is in use
 	ended  context.Context
 	end    context.CancelFunc
 
 	mu       sync.RWMutex // guards side, joining and closed
 	side     side         // nil before Open has returned, and after Close
-	joining  *joining     // while another side is looked for
+	joining  *joining     // set while the engine looks for another side
 	closed   bool
 	closing  sync.Once
 	replaced sync.WaitGroup // sides that are closed in the background
@@ -100,7 +101,7 @@ type side interface {
 	gone() bool // reports whether no call reaches the store any more
 }
 
-// A joining is the search for a side. All calls that need one wait for the same.
+// A joining is the search for a side. All calls that need a side wait for the same search.
 type joining struct {
 	done chan struct{} // closed at the end
 	err  error         // why none was found
@@ -223,7 +224,7 @@ func (e *Engine) join(old side) *joining {
 		defer e.mu.Unlock()
 		if err == nil {
 			e.side = s                                // Close waits for j, and closes s.
-			e.replaced.Go(func() { _ = old.Close() }) // A client, which has no error.
+			e.replaced.Go(func() { _ = old.Close() }) // The old side is a client, whose Close has no error.
 		}
 		switch {
 		case e.closed:

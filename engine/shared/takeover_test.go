@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -191,25 +192,27 @@ func TestAContextThatEndsBesideACutHidesNothing(t *testing.T) {
 
 // The patience for a driver's lock begins when it is first found to be held, however long the owner was waited for.
 func TestTheDriversLockIsAwaitedFromWhenItIsMet(t *testing.T) {
-	dir, d := private(t), newDisk()
-	lock := make(chan io.Closer, 1)
-	l, err := prepared(t, dir).Lock(ownerLock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lock <- l
-	var tried atomic.Int32
-	time.AfterFunc(50*time.Millisecond, func() { (<-lock).Close() })
-	wait := quick
-	wait.open, wait.driver = 10*time.Second, 40*time.Millisecond
-	e, err := open(ctx, dir, Driver{Name: "disk", Open: func(dir string) (engine.Engine, error) {
-		if tried.Add(1) < 3 {
-			return nil, &engine.LockedError{Path: dir, Holder: "a process that is ending"}
+	synctest.Test(t, func(t *testing.T) {
+		dir, d := private(t), newDisk()
+		lock := make(chan io.Closer, 1)
+		l, err := prepared(t, dir).Lock(ownerLock)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return d.driver(dir)
-	}}, wait)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.Close()
+		lock <- l
+		var tried atomic.Int32
+		time.AfterFunc(50*time.Millisecond, func() { (<-lock).Close() })
+		wait := quick
+		wait.open, wait.driver = 10*time.Second, 40*time.Millisecond
+		e, err := open(ctx, dir, Driver{Name: "disk", Open: func(dir string) (engine.Engine, error) {
+			if tried.Add(1) < 3 {
+				return nil, &engine.LockedError{Path: dir, Holder: "a process that is ending"}
+			}
+			return d.driver(dir)
+		}}, wait)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+	})
 }

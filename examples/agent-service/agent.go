@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// A message is the payload of a node, as chat APIs have it.
+// A message is the payload of a node, in the format of chat APIs.
 type message struct {
 	Role       string `json:"role"`
 	Content    string `json:"content"`
@@ -70,7 +70,7 @@ func answer(history []message) []message {
 	if len(words) > 0 {
 		if tool := tools[words[0]]; tool != nil {
 			id := fmt.Sprint("call_", asked)
-			arguments, _ := json.Marshal(words[1:]) // of strings
+			arguments, _ := json.Marshal(words[1:]) // can't fail: these are strings
 			result := tool(words[1:])
 			return []message{
 				{Role: "assistant", ToolCalls: []call{{ID: id, Type: "function", Function: function{Name: words[0], Arguments: string(arguments)}}}},

@@ -391,7 +391,7 @@ func TestAttachments(t *testing.T) {
 		t.Errorf("another chat reads it: %d", status)
 	}
 	a.ID = strings.Repeat("1", 64)
-	if tu, err := s.post(id, map[string]any{"text": "look", "attachments": []attachment{a}}, "", nil); err != nil || tu.status != 404 {
+	if tu, err := s.post(id, map[string]any{"text": "look", "attachments": []attachment{a}}, "", nil); err != nil || tu.status != 409 {
 		t.Errorf("%+v, %v", tu, err)
 	}
 }

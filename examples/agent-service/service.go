@@ -51,20 +51,15 @@ func (s *service) routes() *http.ServeMux {
 // fail answers with the status that an error stands for. Only the store's own
 // errors are told to the client.
 func fail(w http.ResponseWriter, err error) {
-	kind := turnstone.ErrorType(err)
-	status, ok := map[string]int{
-		"not_found": http.StatusNotFound, "conflict": http.StatusConflict, "turn_conflict": http.StatusConflict,
-		"limit": http.StatusRequestEntityTooLarge, "invalid": http.StatusBadRequest, "canceled": http.StatusServiceUnavailable,
-	}[kind]
-	body := map[string]any{"error": kind}
+	kind := turnstone.KindOf(err)
+	status, body := kind.Status, map[string]any{"error": kind.Name}
 	var bad badRequest
 	var conflict *turnstone.ConflictError
 	switch {
 	case errors.As(err, &bad):
 		status, body = http.StatusBadRequest, map[string]any{"error": "invalid", "message": bad.Error()}
-	case !ok:
+	case status >= 500 && kind.Name != "canceled":
 		slog.Error("request failed", "error", err)
-		status = http.StatusInternalServerError
 	case errors.As(err, &conflict):
 		body["revision"], body["leaf"] = conflict.Revision, conflict.Leaf.String()
 	default:
@@ -260,7 +255,7 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 	done, err := s.answer(ctx, session, turn, claim.Revision, func(word string) { send(map[string]any{"delta": word}) })
 	if err != nil {
 		slog.Error("turn failed", "chat", id, "error", err)
-		send(map[string]any{"error": turnstone.ErrorType(err)})
+		send(map[string]any{"error": turnstone.KindOf(err).Name})
 		return nil
 	}
 	send(map[string]any{"done": done})
@@ -316,7 +311,7 @@ func (s *service) answer(ctx context.Context, session *turnstone.Session, turn s
 	in.Usage = []head.Usage{{Model: "scripted", Input: uint64(len(history)), Output: uint64(len(replies))}}
 	in.Checkpoint = map[string][]byte{"agent": fmt.Appendf(nil, `{"turns":%d}`, claim/2+1)}
 	r, err := session.Commit(ctx, in)
-	for wait := 100 * time.Millisecond; err != nil && wait < 10*time.Second && turnstone.ErrorType(err) != "conflict"; wait *= 2 {
+	for wait := 100 * time.Millisecond; err != nil && wait < 10*time.Second && turnstone.KindOf(err).Name != "conflict"; wait *= 2 {
 		time.Sleep(wait) // a full disk, a server that is started again; what is left is for the next start
 		r, err = session.Commit(ctx, in)
 	}
@@ -412,8 +407,9 @@ func (s *service) download(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return badRequest{err}
 	}
-	// What is written before an error is not verified as a whole, so it is sent
-	// when all is read. For larger ones: announce a digest, and abort the connection.
+	// ReadAttachment has verified the whole content only when it returns, so the
+	// service sends the content after that. For larger attachments, announce a
+	// digest, and abort the connection after an error.
 	var content bytes.Buffer
 	if _, err := session.ReadAttachment(r.Context(), &content, id); err != nil {
 		return err

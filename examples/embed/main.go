@@ -1,5 +1,6 @@
-// Command embed is the smallest useful agent loop on Turnstone: it resumes the
-// session of the name it is given, runs one turn, and commits it.
+// Command embed is the smallest useful agent loop on Turnstone. It resumes the
+// session that its argument names, runs one turn, and commits that turn. Other
+// processes, and the command, may use the store at the same time.
 package main
 
 import (
@@ -10,7 +11,7 @@ import (
 	"os"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 func main() {
@@ -23,7 +24,7 @@ func main() {
 }
 
 func run(ctx context.Context, dir, id, message string) error {
-	eng, err := pebble.Open(dir, nil)
+	eng, err := open.Open(ctx, dir, nil)
 	if err != nil {
 		return err
 	}

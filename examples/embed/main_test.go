@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 func TestTheLoopResumes(t *testing.T) {
@@ -15,7 +15,7 @@ func TestTheLoopResumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eng, err := pebble.Open(dir, nil)
+	eng, err := open.Open(ctx, dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

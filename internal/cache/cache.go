@@ -48,7 +48,8 @@ func (b *Budget) Resize(part int) {
 	b.pool.shrink()
 }
 
-// shrink drops what was used least recently, of the budgets that take most beyond their parts.
+// shrink drops values until the pool is small enough. It always drops the least recently used value of the budget
+// that exceeds its part most.
 func (p *pool) shrink() {
 	for p.size > p.max {
 		most := p.budgets[0]

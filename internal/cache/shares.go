@@ -27,7 +27,7 @@ func newShares(maximum int) engine.Kept {
 	return s
 }
 
-// Resize sets the number of bytes in all. Half are for commits and half for reads: neither loses its half to the other.
+// Resize sets the total number of bytes. Half are for commits and half for reads: neither loses its half to the other.
 func (s *Shares) Resize(maximum int) {
 	s.Recent.Resize(maximum / 32)
 	s.Met.Resize(maximum / 32)

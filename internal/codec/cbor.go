@@ -91,7 +91,7 @@ func (e *Encoder) ID(id [32]byte) {
 type Decoder struct {
 	B     []byte
 	Items int // of the sequence, or 0 for one item
-	owed  int // items that were announced, less those that were read
+	owed  int // items that were announced and not read yet
 	err   error
 }
 

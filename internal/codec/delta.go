@@ -28,10 +28,9 @@ import (
 // occur again, and the windows have the words and the names of their neighbourhood.
 
 const (
-	// dictBytes is the largest size of all windows together. Of 32, 64, 128 and 256 KiB this
-	// one is where the time begins to grow faster than the bytes shrink: for a list
-	// of messages that grows to 2.4 MB, 128 KiB make deltas of 0.99 times the bytes in
-	// 1.2 times the time.
+	// dictBytes is the largest size of all windows together. Among 32, 64, 128 and 256 KiB, the time begins to
+	// grow faster than the bytes shrink at 64 KiB. For a list of messages that grows to 2.4 MB, 128 KiB make
+	// deltas of 0.99 times the bytes in 1.2 times the time.
 	dictBytes = 64 << 10
 	// The windows are as large as so many times the fresh bytes, and at least
 	// leastDict. Always dictBytes make deltas of 0.96 to 0.99 times the bytes, in 1.1
@@ -72,9 +71,9 @@ func Delta(base, content []byte) ([]byte, error) {
 // A span is a piece of a base.
 type span struct{ from, to int }
 
-// windows returns the windows of a delta with runs: around places where fresh bytes go an equal
-// share of size, three quarters of it before the place. They are in order, and do not
-// overlap. There is at least one if base and the fresh bytes are not empty.
+// windows returns the windows of a delta with these runs. It divides size equally among windows around places
+// where fresh bytes go. Three quarters of each window are before its place. The windows are in order, and do
+// not overlap. There is at least one if base and the fresh bytes are not empty.
 func windows(base int, runs []Run, size int) (out []span) {
 	var places []int
 	for _, r := range runs {

@@ -88,7 +88,7 @@ func deflate(dst, dict, fresh []byte) ([]byte, error) {
 var huffmanWriters = sync.Pool{New: func() any {
 	w, err := deflater.NewWriter(nil, deflater.HuffmanOnly)
 	if err != nil {
-		panic(err) // a constant level
+		panic(err) // can't happen: the level is constant
 	}
 	return w
 }}

@@ -1,4 +1,4 @@
-// Package codec is the form of stored values. A record has a type, a version and a checksum over
+// Package codec encodes, checksums, compresses and compares stored values. A record has a type, a version and a checksum over
 // its key and content. Its body is CBOR in a deterministic encoding. Compressed bytes state the
 // length of their content, so that reading is bounded.
 package codec
@@ -43,8 +43,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const overhead = 2 + crc32.Size
 
-// Encode returns the record of type typ with the given body, in pieces, for key:
-// type, version, body, CRC-32C of key and all before it (little endian).
+// Encode returns the record of type typ for key. The body is given in pieces. A record is the
+// type, the version, the body, and the CRC-32C of the key and of all that comes before it
+// (little endian).
 func Encode(key []byte, typ byte, body ...[]byte) []byte {
 	size := overhead
 	for _, b := range body {

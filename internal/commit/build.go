@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
@@ -48,40 +49,45 @@ func (c *call) build(ctx context.Context) error {
 
 // join adds what makes the sessions that do not exist. Where a commit writes the same key, what makes the session
 // stands: a lifecycle record has the epoch that the commit would give it, and counts one fork more; a blob is the
-// same. Of the head, what the commit writes stands. The error is a *history.InvalidError if a commit hides nodes of a session, or
-// is kept by name, and another one of the call makes a fork of it.
+// same. Of the head, what the commit writes stands. The error is a *history.InvalidError if a commit hides nodes of a
+// session, or is kept by name, and another one of the call makes a fork of it.
 func (c *call) join() error {
 	var written map[string]bool
 	var all engine.Batch
-	for i := range c.writers {
-		w := &c.writers[i]
-		if w.birth == nil {
-			continue
+	add := func(born *engine.Batch, w *writer) {
+		if born == nil {
+			return
 		}
 		if written == nil {
 			written = map[string]bool{}
 		}
-		for _, p := range w.birth.Sets {
-			if bytes.Equal(p.Key, w.s.HeadKey) || written[string(p.Key)] {
+		for _, p := range born.Sets {
+			if w != nil && bytes.Equal(p.Key, w.s.HeadKey) || written[string(p.Key)] {
 				continue
 			}
 			written[string(p.Key)] = true
-			if w.bornLife != nil && bytes.Equal(p.Key, w.s.LifeKey) {
+			if w != nil && w.bornLife != nil && bytes.Equal(p.Key, w.s.LifeKey) {
 				p.Value = w.bornLife
 			}
 			all.Set(p.Key, p.Value)
 		}
-		for _, key := range w.birth.Deletes {
+		for _, key := range born.Deletes {
 			written[string(key)] = true
 			all.Delete(key)
 		}
-		all.Guards = append(all.Guards, w.birth.Guards...)
+		all.Guards = append(all.Guards, born.Guards...)
+	}
+	for i := range c.writers {
+		add(c.writers[i].born, &c.writers[i])
+	}
+	for i := range c.keepers {
+		add(c.keepers[i].born, nil)
 	}
 	if written == nil {
 		return nil
 	}
 	for i := range c.writers {
-		if w := &c.writers[i]; w.birth == nil && w.altersMore() && written[string(w.s.LifeKey)] {
+		if w := &c.writers[i]; w.born == nil && w.altersMore() && written[string(w.s.LifeKey)] {
 			return &InSession{w.s.ID, history.NewInvalid("commit", "it has Tombstone or Keep, and another commit of the call makes a fork of the session")}
 		}
 	}
@@ -110,7 +116,11 @@ func (c *call) in(i int, err error) error {
 
 // addTurn assembles the commit on top of the head, and adds it with its nodes.
 func (w *writer) addTurn(ctx context.Context, b *engine.Batch) (err error) {
-	if w.built, err = assemble(w.in, w.payloads, w.parts, &w.head.State, w.salt, w.now); err != nil {
+	inherited, err := w.inherited(ctx, &w.head.Base)
+	if err != nil {
+		return err
+	}
+	if w.built, err = assemble(w.in, w.payloads, w.parts, &w.head.State, inherited, w.salt, w.now); err != nil {
 		return err
 	}
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
@@ -144,7 +154,9 @@ func (w *writer) addHead(b *engine.Batch) {
 			feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, ^uint64(w.next.Revision), w.now) // Calls have epochs.
 		}
 	}
-	head.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
+	if w.born == nil { // Else it gets its place in the same batch.
+		head.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.built.turn.Time)
+	}
 	w.nextRecord = w.next.Encode(s.HeadKey)
 	b.Set(s.HeadKey, w.nextRecord)
 }
@@ -247,8 +259,8 @@ func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 	return nil
 }
 
-// checkNames checks that no commit of the session has the turn id, and no node of its graph one of
-// the event keys. The index knows this as of the head, which the batch guards. If the turn was
+// checkNames checks that no commit of the session has the turn id, and no node on the path to a new one its event key.
+// The index knows this as of the head, which the batch guards. If the turn was
 // committed before, the error is errTurnStands.
 func (w *writer) checkNames(ctx context.Context) error {
 	if w.in.Turn != "" {
@@ -260,23 +272,53 @@ func (w *writer) checkNames(ctx context.Context) error {
 			return errTurnStands
 		}
 	}
+	n, i, found, err := w.takenKey(ctx)
+	if found {
+		whose := ""
+		if n.Inherited {
+			whose = ", which the session inherits"
+		}
+		return history.NewInvalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d%s already", n.Key, n.Revision, whose)
+	}
+	return err
+}
+
+// takenKey returns a node on the path to a new one that has its event key, and the number of the new one. It reads each
+// path once, whatever number of keys there are.
+func (w *writer) takenKey(ctx context.Context) (n history.Node, i int, found bool, err error) {
+	byStart := map[graph.ID]map[string]int{} // by the last node on the path that is not new: the numbers of the nodes with a key
+	var starts []graph.ID
+	var older []graph.ID
 	for i := range w.in.Nodes {
 		key := w.in.Nodes[i].Key
 		if key == "" {
 			continue
 		}
-		n, found, err := w.s.HasKey(ctx, w.head.Revision, key)
-		if err != nil {
-			return err
+		if older == nil {
+			older = w.in.older(w.head.Leaf)
 		}
-		if !found {
+		start := older[i]
+		if start.IsZero() {
 			continue
 		}
-		whose := ""
-		if n.Inherited {
-			whose = ", which the session inherits"
+		if byStart[start] == nil {
+			byStart[start], starts = map[string]int{}, append(starts, start)
 		}
-		return history.NewInvalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d%s already", key, n.Revision, whose)
+		byStart[start][key] = i
 	}
-	return nil
+	for _, start := range starts {
+		if start != w.head.Leaf {
+			if _, err := history.Try(ctx, w.s, func() (history.Node, error) {
+				n, _, err := w.s.Find(ctx, w.head.Revision, start)
+				return n, err
+			}); err != nil {
+				return n, 0, false, notInGraph(err, w.s, start)
+			}
+		}
+		keys := slices.Sorted(maps.Keys(byStart[start]))
+		if n, found, err = w.s.KeyOnPath(ctx, w.head.Revision, start, keys...); found || err != nil {
+			return n, byStart[start][n.Key], found, err
+		}
+	}
+	return n, 0, false, nil
 }

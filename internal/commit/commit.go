@@ -1,5 +1,5 @@
 // Package commit is the write path: it turns a request into one batch and applies it. [Store] commits; [Lifecycle]
-// creates, forks, renames and deletes sessions, and makes all other changes of one.
+// creates, forks, renames, deletes and prunes sessions, saves their metadata, tombstones nodes and keeps revisions.
 //
 // A commit goes through these steps:
 //
@@ -49,8 +49,8 @@ type Creator interface {
 	// Open returns the session if it exists, and no batch. Else it returns the session as it will be, and
 	// the batch that creates it, which guards that it does not exist.
 	Open(ctx context.Context) (*history.Session, *engine.Batch, error)
-	// Made reports whether the batch that Open returned last was applied, which the engine did not tell. The
-	// error matches history.ErrMayStand if that can't be told any more.
+	// Made reports whether the batch that Open returned last was applied, if the engine could not tell. The error
+	// matches history.ErrMayStand if that can't be told any more.
 	Made(ctx context.Context) (bool, error)
 	// Abandon is called if no batch that Open returned was applied.
 	Abandon(ctx context.Context)
@@ -74,7 +74,7 @@ func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Sta
 		at := -1
 		if !p.Request.RecordsOnly {
 			at = len(c.writers)
-			c.writers = append(c.writers, writer{call: &c, s: p.Session, in: p.Request, creator: p.Creator})
+			c.writers = append(c.writers, writer{call: &c, s: p.Session, in: p.Request, birth: birth{creator: p.Creator}})
 			st.Random(c.writers[at].salt[:])
 		}
 		if len(p.Request.Records) > 0 || p.Request.RecordsOnly {
@@ -84,10 +84,8 @@ func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Sta
 	commits, replayed, err := c.attempt(ctx)
 	if err != nil && !errors.Is(err, history.ErrOutcomeUnknown) || replayed {
 		c.stage.Abandon(ctx)
-		for i := range c.writers {
-			if c.writers[i].creator != nil {
-				c.writers[i].creator.Abandon(ctx)
-			}
+		for _, b := range c.births() {
+			b.creator.Abandon(ctx)
 		}
 	}
 	return c.results(of, commits, replayed, err)
@@ -107,15 +105,18 @@ func (c *call) results(of []Participant, commits []Result, replayed bool, err er
 			}
 			if err == nil {
 				out[i] = commits[writers]
-				out[i].Session = w.s
-				out[i].Created = w.birth != nil && !replayed
+				out[i].Session, out[i].Created = w.s, w.born != nil && !replayed
 			}
 			writers++
 		}
 		if len(p.Request.Records) == 0 && !p.Request.RecordsOnly {
 			continue
 		}
-		switch k := &c.keepers[keepers]; {
+		k := &c.keepers[keepers]
+		if p.Request.RecordsOnly && err == nil {
+			out[i].Session, out[i].Created = k.s, k.born != nil && !replayed
+		}
+		switch {
 		case err != nil:
 		case replayed:
 			out[i].Records, out[i].Replayed = k.again(commits), true
@@ -141,32 +142,29 @@ type call struct {
 	stage    Stage     // the blobs that the commit refers to
 	batch    *engine.Batch
 
-	recordsFresh bool                 // what keepers guard has to be read by this call: what was seen before is out of date
-	recordsRead  bool                 // and it was read
+	recordsFresh bool                 // this call has to read what keepers guard: what was seen before is stale
+	recordsRead  bool                 // this call has read them
 	random       [codec.HashSize]byte // the seed of versions, if there is no writer
 
 	history.Change // whether an attempt may stand
 }
 
-// A writer makes what a commit writes for one participant. What it writes of the participant's records is made
-// by a keeper.
+// A writer makes a commit's writes for one participant. A keeper makes its writes to the participant's records.
 type writer struct {
 	*call
 	s    *history.Session
 	in   *Request
 	salt graph.Salt
 
-	creator Creator       // of a session that may have to be made
-	birth   *engine.Batch // what makes it, or nil if it exists
-
-	bornLife []byte // the lifecycle record that it is made with, if the commit alters that
+	birth
+	bornLife []byte // the lifecycle record that the session is made with, if the commit alters that
 
 	head   *head.Head // that the commit is built on
 	record []byte     // of head
 	fresh  bool       // whether head was read by this call
 
 	payloads []payload           // for each of in.Nodes
-	parts    map[string]*version // for each of in.Checkpoint
+	parts    map[string]*version // for each of in.Checkpoint and in.Stored
 	attached map[string][]byte   // the session's entries of the attachments by key, nil if there is none
 	grants   [][]byte            // the keys of the grants that the commit uses up
 
@@ -175,6 +173,35 @@ type writer struct {
 	nextRecord []byte     // of next
 
 	hits, misses int // see Stats
+}
+
+// A birth makes the session of a participant, if it does not exist.
+type birth struct {
+	creator Creator       // nil for a participant whose session has to exist
+	born    *engine.Batch // the batch that makes the session, or nil if it exists
+}
+
+// open finds out whether the session exists.
+func (b *birth) open(ctx context.Context) (s *history.Session, err error) {
+	if s, b.born, err = b.creator.Open(ctx); err != nil {
+		err = &InSession{b.creator.ID(), err}
+	}
+	return s, err
+}
+
+// births returns the births of those participants that have a creator.
+func (c *call) births() (out []*birth) {
+	for i := range c.writers {
+		if b := &c.writers[i].birth; b.creator != nil {
+			out = append(out, b)
+		}
+	}
+	for i := range c.keepers {
+		if b := &c.keepers[i].birth; b.creator != nil {
+			out = append(out, b)
+		}
+	}
+	return out
 }
 
 // attempt tries until the commit stands or fails. It returns the results of the writers, and whether
@@ -236,10 +263,10 @@ func (c *call) open(ctx context.Context) error {
 		}
 		var err error
 		w.bornLife = nil
-		if w.s, w.birth, err = w.creator.Open(ctx); err != nil {
-			return &InSession{w.creator.ID(), err}
+		if w.s, err = w.birth.open(ctx); err != nil {
+			return err
 		}
-		if w.birth != nil {
+		if w.born != nil {
 			w.head, _ = w.s.Seen()
 			w.record, w.fresh = nil, true
 		} else {
@@ -250,6 +277,17 @@ func (c *call) open(ctx context.Context) error {
 				k.of(w.s)
 			}
 		}
+	}
+	for i := range c.keepers {
+		k := &c.keepers[i]
+		if k.creator == nil {
+			continue
+		}
+		s, err := k.birth.open(ctx)
+		if err != nil {
+			return err
+		}
+		k.of(s)
 	}
 	return nil
 }
@@ -287,7 +325,7 @@ func (c *call) checkExpected(ctx context.Context) error {
 
 // current sets the head that the session saw last, with its record, or reads it.
 func (w *writer) current(ctx context.Context) error {
-	if w.birth != nil {
+	if w.born != nil {
 		return nil
 	}
 	if w.head, w.record = w.s.Seen(); w.record != nil {
@@ -299,7 +337,7 @@ func (w *writer) current(ctx context.Context) error {
 // readHeads reads all heads.
 func (c *call) readHeads(ctx context.Context) error {
 	for i := range c.writers {
-		if c.writers[i].birth != nil {
+		if c.writers[i].born != nil {
 			continue
 		}
 		if err := c.writers[i].readHead(ctx); err != nil {
@@ -343,7 +381,7 @@ func (c *call) prepare(ctx context.Context) error {
 // owner returns the session that owns what is stored ahead of the batch: one that exists, or none.
 func (c *call) owner() (inc head.Incarnation) {
 	for i := range c.writers {
-		if c.writers[i].birth == nil {
+		if c.writers[i].born == nil {
 			return c.writers[i].s.Inc
 		}
 	}
@@ -382,7 +420,9 @@ func (w *writer) done() Result {
 		ix.Add(t)
 	}
 	for _, p := range w.built.parts {
-		if v := w.parts[p.Name]; v != nil {
+		if v := w.parts[p.Name]; v != nil && v.stored {
+			w.store.Bases.Drop(s.Inc, p.Name) // Its content is not at hand.
+		} else if v != nil {
 			w.store.Bases.Put(s.Inc, p.Name, v.asBase(&p, w.in.Checkpoint[p.Name]))
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // A CreateRequest describes a new session. The root package has checked it.
 type CreateRequest struct {
 	// About has the metadata. Create sets the incarnation, the parent and the times.
-	About    head.Metadata
+	About    head.About
 	Parent   string   // The id of the parent, or "".
 	ForkNode graph.ID // The node to fork at. The zero id stands for the leaf of ForkAt or, if that is nil, the parent's.
 	// ForkAt is the parent's revision whose checkpoint an attached fork begins with, or nil: then it belongs to the node.
@@ -83,9 +83,9 @@ type creator struct {
 	state   *history.State
 	created bool
 
-	absent [][]byte  // what the last attempt guards of earlier sessions of the id: the predecessor record, and that of forgotten ones
+	absent [][]byte  // the last attempt's guards: the id's predecessor record, and that of forgotten ones
 	sent   time.Time // of the last attempt, by the store's clock
-	begun  time.Time // the same by the process's: the store's may stand still
+	begun  time.Time // the same by the clock of the process: the store's clock may stand still
 }
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
@@ -128,8 +128,8 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 
 // Made implements Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
 // made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
-// the session id, so if that is still what the attempt has guarded, the session was not made, unless there was time to
-// forget the record of a deletion.
+// the session id. So if that record still is as the attempt has guarded it, the session was not made, unless there was
+// time to forget the record of a deletion.
 func (n *creator) Made(ctx context.Context) (bool, error) {
 	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash), n.Space.Forgotten())
 	if err == nil && vs[0] == nil {
@@ -146,7 +146,8 @@ func (n *creator) Made(ctx context.Context) (bool, error) {
 // will be once the batch is applied.
 func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about := n.request.About
-	about.Labels = mergedLabels(nil, about.Labels)
+	about.Metadata = head.Metadata{} // Merge copies, and leaves out what is empty.
+	about.Merge(&n.request.About.Metadata)
 	about.Created = n.Now()
 	about.Updated = about.Created
 	hash := n.Space.Session(about.ID)
@@ -155,7 +156,8 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.absent, n.sent, n.begun = values[:2], about.Created, time.Now().Round(0) // without the clock that stops while a machine sleeps
+	// Round removes the monotonic clock, which stops while a machine sleeps.
+	n.absent, n.sent, n.begun = values[:2], about.Created, time.Now().Round(0)
 	b.Guard(n.Space.Forgotten(), values[1])
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
@@ -190,10 +192,10 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	return &b, nil
 }
 
-// newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted session, unless vacuum
-// has removed that one. b guards this, and the record at the first one of the keys, which is the predecessor record
-// of the session id. The values of all keys are returned. If the source of random bytes repeated itself and nothing
-// checked that, two sessions would share one history.
+// newIncarnation draws an incarnation that no session has. No deleted session had it either, unless vacuum has removed
+// that session. b guards this, and also the record at the first of keys: the predecessor record of the session id.
+// newIncarnation returns the values at all keys. If the source of random bytes repeated itself and nothing checked
+// that, two sessions would share one history.
 func (st *Lifecycle) newIncarnation(ctx context.Context, b *engine.Batch, keys ...[]byte) (inc head.Incarnation, values [][]byte, err error) {
 	const draws = 8
 	for range draws {

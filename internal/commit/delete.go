@@ -47,7 +47,7 @@ func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, policy Po
 // delete is one attempt of Delete. seen is the revision at which the head was seen last. Children that it deletes are
 // added to children. If spare is not nil and says so of the head and the metadata, the session is not deleted.
 func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.Session, seen head.Revision, policy Policy, children *[]head.Incarnation,
-	spare func(context.Context, *head.Head, *head.Metadata) (bool, error),
+	spare func(context.Context, *head.Head, *head.About) (bool, error),
 ) (deleted bool, err error) {
 	err = c.Alter(ctx, s, func(_ *history.Lifecycles, next *head.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
@@ -60,7 +60,7 @@ func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.S
 			return false, err
 		}
 		if spare != nil {
-			about, err := head.DecodeMetadata(s.AboutKey, vs[2])
+			about, err := head.DecodeAbout(s.AboutKey, vs[2])
 			if err != nil {
 				return false, codec.Corrupt(err, "metadata of session %q", s.ID)
 			}

@@ -22,20 +22,20 @@ import (
 //	parent    A1 ─ A2 ─ … ─ A256 ─ parent
 //	fork      copy ─ parent ─ fork
 //
-// The copy is what a deleted session is that forks hold: commits with nodes, an index, attachment
-// entries, tombstones, and a lifecycle record that says that it is deleted. So readers, collections
-// and vacuums know it already. The ids of nodes don't depend on the session that has them, so the
-// copied nodes have the ids that they had.
+// The copy is stored like a deleted session that forks hold. It has commits with nodes, an index,
+// attachment entries, tombstones, and a lifecycle record in the state Deleted. So readers, collections
+// and vacuums need no code for it. The ids of nodes don't depend on the session that has them, so the
+// copied nodes keep their ids.
 //
 // The copy is written in many batches, each of which guards the lifecycle record of the copy and sets
 // it. Until the batch that creates the fork, that record says that nothing is expected to be there and
 // that no fork holds it. So a vacuum removes a copy that was cut off. If it does so while the copy is
 // made, the next batch fails, and the copy begins anew.
 //
-// The copy relies on blobs that it does not guard. It refers to those only whose nodes the parent
-// shows, and they are there as long as the parent lives and tombstones nothing more. The batch that
-// creates the fork guards the parent's lifecycle record, which says both, and sets the dirty record of
-// the copy, so that the collector finds its references.
+// The copy relies on blobs that it does not guard. It refers only to blobs of nodes that the parent
+// shows, and these are there as long as the parent lives and tombstones nothing more. The parent's
+// lifecycle record says both, and the batch that creates the fork guards that record. The batch also
+// sets the dirty record of the copy, so that the collector finds the copy's references.
 
 // A copied is a copy of what a session inherits.
 type copied struct {
@@ -61,8 +61,8 @@ type copied struct {
 
 // These bound the turns of a segment of a copy, so that the segment fits a batch.
 const (
-	segmentBytes       = 1 << 20 // even if they don't compress
-	segmentAttachments = 2000
+	segmentBytes = 1 << 20 // even if they don't compress
+	batchEntries = 2000
 )
 
 // flatten makes a copy of what the parent inherits the only ancestor of the fork beside the parent.
@@ -124,7 +124,7 @@ func (c *copied) stands(ctx context.Context, parent head.Incarnation, stones uin
 	return err == nil && bytes.Equal(values[0], c.record), err
 }
 
-// copy does what is left to do of a copy.
+// copy makes the copy, or finishes one that an earlier attempt has begun.
 func (c *copied) copy(ctx context.Context) error {
 	if c.record == nil {
 		if err := c.begin(ctx); err != nil {
@@ -161,9 +161,9 @@ func (c *copied) begin(ctx context.Context) (err error) {
 	return c.addTombstones(ctx, stones)
 }
 
-// addTombstones writes tombstones, which have no epochs yet.
+// addTombstones writes the ancestors' tombstones as those of the copy, with its epochs.
 func (c *copied) addTombstones(ctx context.Context, stones map[[8]byte]head.Tombstone) error {
-	for some := range slices.Chunk(slices.Collect(maps.Keys(stones)), segmentAttachments) {
+	for some := range slices.Chunk(slices.Collect(maps.Keys(stones)), batchEntries) {
 		next := c.life.Next()
 		next.Stones += uint64(len(some))
 		b := engine.Batch{}
@@ -237,10 +237,10 @@ func (c *copied) copyLayer(ctx context.Context, a *head.Ancestor) error {
 // a node whose checkpoint was not empty is refused, and does not begin with an empty one.
 func (c *copied) add(ctx context.Context, t *history.Turn, parts []head.Part, cut int) error {
 	out := history.Turn{Pack: t.Pack}
-	out.Leaf, out.Time = t.Leaf, t.Time
+	out.Leaf, out.Depth, out.Time = t.Leaf, t.Depth, t.Time
 	if cut > 0 {
 		out.Pack.Cut(cut)
-		out.Leaf, parts = [32]byte{}, c.end.Parts
+		out.Leaf, out.Depth, parts = [32]byte{}, 0, c.end.Parts
 	}
 	for i := range out.Pack.Nodes {
 		if c.hidden.Has(out.Pack.Nodes[i].ID) {
@@ -265,7 +265,7 @@ func (c *copied) makeRoom(ctx context.Context, t *history.Turn, parts []head.Par
 	for i := range t.Pack.Nodes {
 		n += len(t.Pack.Nodes[i].Attachments)
 	}
-	if c.size+size > segmentBytes || c.attachments+n > segmentAttachments {
+	if c.size+size > segmentBytes || c.attachments+n > batchEntries {
 		if err := c.flush(ctx); err != nil {
 			return err
 		}
@@ -346,7 +346,7 @@ func (c *copied) addAttachments(ctx context.Context, b *engine.Batch) error {
 		if there[i] != nil {
 			continue
 		}
-		if b.Set(ks[i], vs[i]); b.Ops() == segmentAttachments {
+		if b.Set(ks[i], vs[i]); b.Ops() == batchEntries {
 			if err := c.advance(ctx, b, c.life.Next()); err != nil {
 				return err
 			}

@@ -15,13 +15,13 @@ import (
 // A forker makes a new session a child of another one. An attached fork copies no history,
 // unless it would have too many ancestors (flatten.go):
 // its origin says how much it shares of the parent and of each of the parent's ancestors.
-// The batch guards and sets the lifecycle records of all of them. So it fails if somebody
-// removes or rewrites a part of these histories before it is applied.
+// The batch that creates the fork guards and sets the lifecycle records of the parent and of these ancestors. So it
+// fails if somebody removes or rewrites a part of these histories before it is applied.
 type forker struct {
 	*Lifecycle
 	parent *history.Session
-	seen   head.Revision  // the revision at which the parent was seen last
-	about  *head.Metadata // the metadata of the new session
+	seen   head.Revision // the revision at which the parent was seen last
+	about  *head.About   // the metadata of the new session
 	stage  *Stage
 	copied *copied      // of what the parent inherits, if the fork is flattened: see flatten
 	batch  engine.Batch // what one attempt adds
@@ -29,14 +29,14 @@ type forker struct {
 
 // fork adds to b what makes the new session a child of the session r.Parent, and completes
 // its metadata. It returns the origin of the new session, or nil for a detached fork.
-func (st *Lifecycle) fork(ctx context.Context, b *engine.Batch, r *CreateRequest, about *head.Metadata, stage *Stage, copied *copied) (*head.Origin, error) {
+func (st *Lifecycle) fork(ctx context.Context, b *engine.Batch, r *CreateRequest, about *head.About, stage *Stage, copied *copied) (*head.Origin, error) {
 	parent, state, err := st.OpenSession(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
 	about.Parent, stage.Owner = parent.Inc, parent.Inc
 	f := forker{Lifecycle: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage, copied: copied}
-	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*head.Origin, error) {
+	origin, err := history.Read(ctx, parent, func(l *history.Lifecycles) (*head.Origin, error) {
 		f.batch = engine.Batch{}
 		return f.attempt(ctx, l, r)
 	})
@@ -62,7 +62,7 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, r *CreateRe
 	start := history.Start{Node: r.ForkNode, Bare: r.NoCheckpoint}
 	if r.ForkAt != nil {
 		read := f.parent.At
-		if start.Bare { // The leaf of a revision is there after the revision was pruned.
+		if start.Bare { // A pruned revision still has its leaf.
 			read = f.parent.AtAny
 		}
 		if start.At, err = read(ctx, h, *r.ForkAt); err != nil {

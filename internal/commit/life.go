@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
@@ -24,15 +23,16 @@ func (w *writer) altersMore() bool { return len(w.in.Tombstone) > 0 || w.in.Keep
 // removes one of them meanwhile, and a vacuum that has read the head before the commit can't remove it as unreachable
 // afterwards.
 func (w *writer) alterLife(ctx context.Context, b *engine.Batch) error {
+	older := w.in.named(w.head.Leaf)
 	switch {
-	case len(w.built.older) == 0 && !w.altersMore():
+	case len(older) == 0 && !w.altersMore():
 		return nil
-	case w.birth != nil:
+	case w.born != nil:
 		return w.keepBirth(b)
 	}
 	var id graph.ID // the node that is checked
-	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (none struct{}, err error) {
-		for _, id = range w.built.older {
+	_, err := history.Read(ctx, w.s, func(l *history.Lifecycles) (none struct{}, err error) {
+		for _, id = range older {
 			if err := l.NotPruned(ctx, w.head.Revision, id); err != nil {
 				return none, err
 			}
@@ -69,10 +69,10 @@ func (w *writer) keep(isNew bool, next *head.Life, b *engine.Batch) error {
 
 // keepBirth keeps the revision of a commit that makes its session.
 func (w *writer) keepBirth(b *engine.Batch) error {
-	if named := slices.Concat(w.built.older, w.in.Tombstone); len(named) > 0 {
-		return w.onlyFromLeaf(named[0])
+	if len(w.in.Tombstone) > 0 {
+		return w.onlyFromLeaf(w.in.Tombstone[0])
 	}
-	for _, p := range w.birth.Sets {
+	for _, p := range w.born.Sets {
 		if !bytes.Equal(p.Key, w.s.LifeKey) {
 			continue
 		}
@@ -93,7 +93,7 @@ func (w *writer) onlyFromLeaf(id graph.ID) error {
 
 // onPath reports whether a node is on the path to the leaf of the head.
 func (w *writer) onPath(ctx context.Context, id graph.ID) (bool, error) {
-	if w.birth != nil {
+	if w.born != nil {
 		return false, w.onlyFromLeaf(id)
 	}
 	found, err := w.s.OnPath(ctx, w.head.Revision, w.head.Leaf, id)

@@ -38,14 +38,30 @@ func (w *writer) prepare(ctx context.Context, room *int) error {
 			return err
 		}
 	}
-	if len(w.in.Checkpoint) == 0 {
+	if len(w.in.Checkpoint) == 0 && len(w.in.Stored) == 0 {
 		return nil
 	}
-	w.parts = make(map[string]*version, len(w.in.Checkpoint))
+	w.parts = make(map[string]*version, len(w.in.Checkpoint)+len(w.in.Stored))
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
 		if w.parts[name], err = w.version(ctx, name, w.in.Checkpoint[name]); err != nil {
 			return err
 		}
+	}
+	if len(w.in.Stored) == 0 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(w.in.Stored))
+	ids := make([]blob.ID, len(names))
+	for i, name := range names {
+		ids[i] = w.in.Stored[name]
+	}
+	sizes, err := w.store.Blobs.Sizes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for i, name := range names {
+		size := max(sizes[i], 0) // readAttachments refuses one that is not there.
+		w.parts[name] = &version{id: ids[i], size: size, draft: &blob.Draft{ID: ids[i], Size: size, Stored: true}, stored: true}
 	}
 	return nil
 }
@@ -128,17 +144,11 @@ func (w *writer) basesHold() bool {
 // ancestor has it, or an upload grants it. It sets w.attached and w.grants.
 func (w *writer) readAttachments(ctx context.Context) error {
 	blobs, space := w.store.Blobs, w.store.Space
-	var ids []blob.ID
+	ids := w.in.referred()
 	var ks [][]byte
-	for i := range w.in.Nodes {
-		for _, a := range w.in.Nodes[i].Attachments {
-			if slices.Contains(ids, a.ID) {
-				continue
-			}
-			hash := space.BlobHash(a.ID)
-			ids = append(ids, a.ID)
-			ks = append(ks, space.Attachment(w.s.Inc, hash), space.Upload(w.s.Inc, hash))
-		}
+	for _, id := range ids {
+		hash := space.BlobHash(id)
+		ks = append(ks, space.Attachment(w.s.Inc, hash), space.Upload(w.s.Inc, hash))
 	}
 	w.attached, w.grants = nil, nil
 	if len(ids) == 0 {
@@ -183,7 +193,35 @@ func (w *writer) readAttachments(ctx context.Context) error {
 			}
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.in.Stored)) {
+		switch size := sizes[slices.Index(ids, w.in.Stored[name])]; {
+		case size != w.parts[name].size: // It was removed meanwhile.
+			return fmt.Errorf("%w: %s", ErrUploadExpired, w.in.Stored[name])
+		case size > w.store.Limits.Part:
+			return &history.LimitError{Limit: "bytes", Where: "checkpoint part " + name, Have: size, Max: w.store.Limits.Part}
+		}
+	}
 	return nil
+}
+
+// referred returns the ids of the attachments that the request refers to, each one once.
+func (in *Request) referred() (ids []blob.ID) {
+	add := func(id blob.ID) {
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	for i := range in.Nodes {
+		for _, a := range in.Nodes[i].Attachments {
+			add(a.ID)
+		}
+	}
+	if len(in.Stored) > 0 {
+		for _, name := range slices.Sorted(maps.Keys(in.Stored)) {
+			add(in.Stored[name])
+		}
+	}
+	return ids
 }
 
 // Expired makes an error of an upload that took longer than Options.UploadTTL match

@@ -13,9 +13,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/session"
 )
 
-// KeepAll retains every revision of a session, and the session.
-const KeepAll = ^uint64(0)
-
 // A limit says which revisions of a session to retain.
 type limit struct {
 	revisions uint64    // so many, or all if it is 0
@@ -57,8 +54,8 @@ func (st *Lifecycle) prune(ctx context.Context, s *history.Session, l limit) (by
 	return by, nil
 }
 
-// firstSince returns the first revision from floor on that was committed at a time or later, and at most that of the
-// head. It reads the commits up to there.
+// firstSince returns the first revision from floor on that was committed at since or later. If there is none, it
+// returns the head's. It reads the commits up to the one that it returns.
 func firstSince(ctx context.Context, s *history.Session, floor head.Revision, h *head.Head, since time.Time) (head.Revision, error) {
 	if h.Revision <= floor || h.Time.Before(since) {
 		return max(floor, h.Revision), nil
@@ -96,10 +93,10 @@ func (st *Lifecycle) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.Pru
 		if err != nil {
 			return err
 		}
-		if about.Keep == KeepAll || dry[about.Incarnation] {
+		if about.Retention == head.KeepAll || dry[about.Incarnation] {
 			continue
 		}
-		l := limit{revisions: cmp.Or(about.Keep, o.Revisions), dry: o.DryRun}
+		l := limit{revisions: cmp.Or(uint64(about.Retention), o.Revisions), dry: o.DryRun}
 		if since := now.Add(-o.Age); o.Age > 0 && about.Created.Before(since) {
 			l.since = since
 		}
@@ -145,7 +142,7 @@ func (st *Lifecycle) deleteOld(ctx context.Context, o *gc.PruneOptions, now time
 			size := seen.Head.Bytes + seen.Head.PartBytes
 			full = full || o.Bytes > 0 && total+size > uint64(o.Bytes)
 			became := stays
-			if full || o.Inactive > 0 && !updated(seen.Head, seen.About).Add(o.Inactive).After(now) {
+			if full || o.Inactive > 0 && !seen.About.LastUpdate(seen.Head).Add(o.Inactive).After(now) {
 				if became, err = st.deleteUnlessActive(ctx, o, seen, now, full); err != nil {
 					return err
 				}
@@ -175,20 +172,13 @@ const (
 	gone // by somebody else
 )
 
-// updated returns when a session was committed to or its metadata were saved last.
-func updated(h *head.Head, about *head.Metadata) time.Time {
-	if h.Time.After(about.Updated) {
-		return h.Time
-	}
-	return about.Updated
-}
-
-// deleteUnlessActive deletes a session, unless it retains everything, was updated since it was seen or, if it is to
-// go for its inactivity alone, has a record that was set since. Its children stay.
+// deleteUnlessActive deletes a session, unless the session retains everything or was updated since it was seen. If
+// full is false, only its inactivity is a reason to delete the session: then a record that was set within o.Inactive
+// also keeps it. Its children stay.
 func (st *Lifecycle) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions, seen *session.ListItem, now time.Time, full bool) (became fate, err error) {
 	inc := seen.About.Incarnation
-	active := func(ctx context.Context, h *head.Head, about *head.Metadata) (bool, error) {
-		if about.Keep == KeepAll || h.Commit != seen.Head.Commit || !about.Updated.Equal(seen.About.Updated) {
+	active := func(ctx context.Context, h *head.Head, about *head.About) (bool, error) {
+		if about.Retention == head.KeepAll || h.Commit != seen.Head.Commit || !about.Updated.Equal(seen.About.Updated) {
 			return true, nil
 		}
 		if full {

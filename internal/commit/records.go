@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -21,9 +22,10 @@ type keeper struct {
 	in       *Request
 	writer   int      // its index in call.writers, or -1 if there is no commit
 	keys     [][]byte // for each of in.Records, its key in the engine
-	values   [][]byte // what stands there, if there is an expectation
-	life     []byte   // the session's lifecycle record, if there is no commit
-	sealed   [][]byte // what is written, nil if nothing is
+	values   [][]byte // for each key, the value in the store, if the request expects one
+	life     []byte   // the session's lifecycle record, if there is no commit and the session exists
+	birth             // of the session, if there is no commit
+	sealed   [][]byte // for each key, the encoded value to write, or nil
 	versions []session.RecordVersion
 }
 
@@ -31,6 +33,9 @@ func newKeeper(c *call, p Participant, writer int) keeper {
 	k := keeper{call: c, in: p.Request, writer: writer}
 	n := len(k.in.Records)
 	k.keys, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([]session.RecordVersion, n)
+	if writer < 0 {
+		k.creator = p.Creator
+	}
 	if p.Session != nil {
 		k.of(p.Session)
 	}
@@ -80,6 +85,9 @@ func (c *call) readRecords(ctx context.Context) error {
 	}
 	for i := range c.keepers {
 		k := &c.keepers[i]
+		if k.born != nil {
+			continue
+		}
 		if k.writer < 0 {
 			need(k.s.LifeKey, &k.life)
 		}
@@ -106,7 +114,7 @@ func (c *call) readRecords(ctx context.Context) error {
 
 // check fails if a record is not what the request expects.
 func (k *keeper) check(ctx context.Context) error {
-	if k.writer < 0 {
+	if k.writer < 0 && k.born == nil {
 		life, err := k.s.DecodeLife(ctx, k.life)
 		if err == nil && life.Session != k.s.Hash {
 			err = fmt.Errorf("%w: %q", history.ErrSessionDeleted, k.s.ID) // It was renamed.
@@ -170,7 +178,7 @@ func (c *call) addRecords() {
 
 // add adds the changes to the batch.
 func (k *keeper) add(b *engine.Batch) {
-	if k.writer < 0 {
+	if k.writer < 0 && k.born == nil {
 		b.Guard(k.s.LifeKey, k.life)
 	}
 	seed := k.seed(func(i int) head.CommitID { return k.writers[i].built.turn.ID })
@@ -214,6 +222,9 @@ func (k *keeper) done() []session.RecordVersion {
 func (k *keeper) again(commits []Result) []session.RecordVersion {
 	seed := k.seed(func(i int) head.CommitID { return commits[i].Commit })
 	out := make([]session.RecordVersion, len(k.in.Records))
+	if k.born != nil { // The session that had them is gone.
+		return out
+	}
 	for i := range out {
 		switch c := &k.in.Records[i]; c.Action {
 		case SetRecord:
@@ -227,9 +238,9 @@ func (k *keeper) again(commits []Result) []session.RecordVersion {
 
 // apply applies the batch. One that makes no commit may guard nothing that it changes, so that it would
 // succeed again: over what others have done since. It is applied once, and if its outcome is unknown, what it
-// guards is changed. So it can't come late either, and what stands tells.
+// guards is changed. So it can't come late either, and what stands tells. A session is made once.
 func (c *call) apply(ctx context.Context) error {
-	if len(c.writers) > 0 {
+	if len(c.writers) > 0 || slices.ContainsFunc(c.births(), func(b *birth) bool { return b.born != nil }) {
 		return c.Apply(ctx, c.batch)
 	}
 	err := c.Engine.Apply(ctx, c.batch)
@@ -258,6 +269,16 @@ func (c *call) apply(ctx context.Context) error {
 func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 	if !c.Unknown {
 		return nil
+	}
+	for _, b := range c.births() {
+		if b.born == nil {
+			continue
+		}
+		made, err := b.creator.Made(ctx) // All was in one batch.
+		if made {
+			err = errStands
+		}
+		return err
 	}
 	untouched := false
 	for i := range c.keepers {

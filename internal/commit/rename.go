@@ -40,7 +40,7 @@ func (st *Lifecycle) rename(ctx context.Context, c *history.Change, s *history.S
 		if vs[3] != nil {
 			return false, fmt.Errorf("%w: %q", ErrExists, to)
 		}
-		about, err := s.DecodeMetadata(vs[1])
+		about, err := s.DecodeAbout(vs[1])
 		if err != nil {
 			return false, err
 		}

@@ -27,12 +27,13 @@ type Store struct {
 
 // Limits are the limits that depend on the session or on the batch.
 type Limits struct {
-	Parts     int // How many checkpoint parts a session may have.
-	Models    int // How many models the usage of a session may name.
-	Kept      int // How many revisions of a session may be kept by name.
-	NodeBytes int // The size of a commit's nodes, without payloads that are blobs.
-	Writes    int // How many operations a commit's batch may have.
-	Bytes     int // The size of a commit's batch.
+	Part      int64 // How many bytes a checkpoint part may have.
+	Parts     int   // How many checkpoint parts a session may have.
+	Models    int   // How many models the usage of a session may name.
+	Kept      int   // How many revisions of a session may be kept by name.
+	NodeBytes int   // The size of a commit's nodes, without payloads that are blobs.
+	Writes    int   // How many operations a commit's batch may have.
+	Bytes     int   // The size of a commit's batch.
 }
 
 // Any is the Request.Expected of a commit that may follow any head.
@@ -47,6 +48,7 @@ type Request struct {
 	Nodes      []Node
 	Leaf       Ref
 	Checkpoint map[string][]byte
+	Stored     map[string]blob.ID
 	Drop       []string
 	Usage      []head.Usage
 	Labels     map[string]string
@@ -128,6 +130,6 @@ type Stats struct {
 	// PackBytes is about the size of the packs of the session's own commits, this one
 	// included, before compression: see graph.Pack.Uncompressed.
 	PackBytes uint64
-	// Tells reports whether the commit told the feed of itself.
+	// Tells reports whether the commit announced itself to the feed.
 	Tells bool
 }

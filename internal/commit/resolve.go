@@ -36,7 +36,7 @@ var (
 // A replayed is the error for turns that were all committed before with the same content.
 type replayed struct {
 	results []Result      // of those commits
-	first   *TurnConflict // what it is if others of its commit were not
+	first   *TurnConflict // the error in its place if other turns of the call were not committed
 }
 
 func (*replayed) Error() string { return "turn replayed" }
@@ -46,7 +46,10 @@ func (*replayed) Error() string { return "turn replayed" }
 func (c *call) resolve(ctx context.Context, conflict error) error {
 	c.recordsFresh, c.recordsRead = true, false
 	if len(c.writers) == 0 {
-		return c.recordsOutcome(ctx, conflict)
+		if err := c.recordsOutcome(ctx, conflict); err != nil {
+			return err
+		}
+		return c.open(ctx)
 	}
 	if err := c.readOutcome(ctx); err != nil {
 		return err
@@ -61,11 +64,7 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 	if errors.As(conflict, &ce) && c.store.Space.Letter(ce.Key) == keys.Mark { // A mark has changed, or the cache of marks was wrong.
 		ids := c.stage.IDs()
 		for i := range c.writers {
-			for _, n := range c.writers[i].in.Nodes {
-				for _, a := range n.Attachments {
-					ids = append(ids, a.ID)
-				}
-			}
+			ids = append(ids, c.writers[i].in.referred()...)
 		}
 		if _, err := c.store.Blobs.Refresh(ctx, c.stage.Marks, ids); err != nil {
 			return err
@@ -74,15 +73,15 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 	return nil
 }
 
-// readOutcome reads the heads. If an earlier attempt may stand, and all sessions that can be read say
-// that it does, the error is errStands: all were in one batch. One session alone does not say so:
-// somebody else may have made the same commit to it.
+// readOutcome reads the heads. If an earlier attempt may have taken effect, and every session that can
+// be read has its commit, the error is errStands: one batch had all of these commits. One session alone
+// proves nothing: somebody else may have made the same commit to it.
 func (c *call) readOutcome(ctx context.Context) error {
 	var failed error
 	stands, contradicted, moved := false, false, false
 	for i := range c.writers {
 		w := &c.writers[i]
-		if w.birth != nil {
+		if w.born != nil {
 			if c.Unknown {
 				made, err := w.creator.Made(ctx)
 				failed, stands = cmp.Or(failed, err), stands || made
@@ -168,7 +167,7 @@ func (c *call) findTurns(ctx context.Context) (*replayed, error) {
 	out := new(replayed)
 	for i := range c.writers {
 		w := &c.writers[i]
-		if w.birth != nil {
+		if w.born != nil {
 			continue
 		}
 		t, err := history.Try(ctx, w.s, func() (*history.Turn, error) { return w.s.FindTurn(ctx, w.head.Revision, w.in.Turn) })
@@ -208,7 +207,14 @@ func (w *writer) same(ctx context.Context, stored *history.Turn) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	made, err := assemble(w.in, make([]payload, len(w.in.Nodes)), w.digests(&stored.Commit), &before, stored.Pack.Salt, stored.Time)
+	inherited, err := w.inherited(ctx, &before.Base)
+	if errors.Is(err, history.ErrInvalid) {
+		return false, nil // The commit that stands named no such node.
+	}
+	if err != nil {
+		return false, err
+	}
+	made, err := assemble(w.in, make([]payload, len(w.in.Nodes)), w.digests(&stored.Commit), &before, inherited, stored.Pack.Salt, stored.Time)
 	return err == nil && made.turn.ID == stored.ID, nil
 }
 
@@ -220,7 +226,13 @@ func (w *writer) digests(with *head.Commit) map[string]*version {
 	for name, content := range w.in.Checkpoint {
 		parts[name] = &version{id: blob.Sum(content), size: int64(len(content))}
 	}
+	for name, id := range w.in.Stored {
+		parts[name] = &version{id: id, stored: true}
+	}
 	for _, p := range with.Parts {
+		if v := parts[p.Name]; v != nil && v.stored && v.id == p.Blob {
+			v.size = p.Size
+		}
 		if v := parts[p.Name]; v != nil && p.Set == with.Revision {
 			v.delta = head.IsDelta(p)
 		}

@@ -17,13 +17,14 @@ import (
 )
 
 var (
-	// ErrOff says that changes are not told.
+	// ErrOff says that the feed of changes is off.
 	ErrOff = errors.New("turnstone: the feed is off")
 	// ErrTrimmed says that changes after a cursor are not kept any more.
 	ErrTrimmed = errors.New("turnstone: cursor expired")
 )
 
-// page is how many changes get a number at once, or are read. So many are one snapshot: see engine.OnePage.
+// page is how many changes are read, or get a number, at once. A scan of so many pairs is one snapshot: see
+// engine.OnePage.
 const page = engine.OnePage
 
 // most is how many changes get a number at once where sessions are deleted: a batch of any engine has room for them.

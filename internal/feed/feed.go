@@ -110,7 +110,7 @@ func DecodeSwitch(key, value []byte) (s Switch, err error) {
 	return s, codec.Corrupt(err, "record of the feed")
 }
 
-// An End says which changes are in the feed: those from First, and before Next.
+// An End says which changes are in the feed: those from number First up to, but not including, number Next.
 type End struct{ First, Next uint64 }
 
 // Encode returns e's record for key.

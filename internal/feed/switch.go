@@ -49,8 +49,8 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 	})
 }
 
-// begin does what is left of a start. The error is a conflict if the feed's record has changed. Until the end it does
-// not write that record, so that several calls can be at it.
+// begin does the rest of a start. The error is a conflict if the feed's record has changed. begin writes that record
+// only at its end, so that several calls can work on the same start.
 func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, keep time.Duration) error {
 	c.Partly = true
 	damaged, err := sweep(ctx, c, s, &sw)
@@ -117,8 +117,8 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	})
 }
 
-// clean removes what is left of a feed that ends: from the heads, and what was told and has numbers. damaged names
-// the heads that can't be read.
+// clean removes a feed that ends: its switch in the heads, the changes without numbers, and the changes with numbers.
+// damaged names the heads that can't be read.
 func clean(ctx context.Context, c *history.Change, s history.Store, sw *Switch) (damaged, err error) {
 	c.Partly = true // Nobody reads the feed any more.
 	if damaged, err = sweep(ctx, c, s, sw); err != nil {
@@ -216,7 +216,7 @@ func nameOf(ctx context.Context, s history.Store, key []byte) string {
 	if _, fields, ok := s.Space.Fields(key); ok && len(fields) == len(keys.Hash{}) {
 		about := s.Space.About(keys.Hash(fields))
 		if vs, err := s.Engine.Get(ctx, about); err == nil {
-			if a, err := head.DecodeMetadata(about, vs[0]); err == nil {
+			if a, err := head.DecodeAbout(about, vs[0]); err == nil {
 				return fmt.Sprintf("session %q", a.ID)
 			}
 		}
@@ -248,8 +248,8 @@ func remove(ctx context.Context, c *history.Change, s history.Store, letter byte
 	}
 }
 
-// Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what
-// is told meanwhile. A start for which there is no space waits for the next call.
+// Tidy trims the feed if it is on. It also finishes a start or an end that was cut off, because until then nobody gives
+// numbers to new changes. A start for which there is no space waits for the next call.
 func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
@@ -281,8 +281,8 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	return err
 }
 
-// Erased are sessions whose ids are to go from the feed: those of the incarnations, and all that had one of the ids
-// and are deleted.
+// Erased says which sessions' ids to remove from the feed: the sessions of Incarnations, and all deleted sessions that
+// had one of IDs.
 type Erased struct {
 	Incarnations []head.Incarnation
 	IDs          []string

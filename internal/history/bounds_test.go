@@ -27,7 +27,7 @@ func TestASegmentAllocatesForWhatItHas(t *testing.T) {
 	}
 	const last = 1 << 20
 	end := codec.Encoder{}
-	end.Array(9)
+	end.Array(10)
 	states[1].Append(&end)
 	first, second := space.Segment(inc, last, 0), space.Segment(inc, last, 1)
 	header := []byte{0xff, 0xff, 0x3f, 2<<2 | byte(codec.Best)} // the first revision is 1, 2 values
@@ -67,7 +67,7 @@ func TestTheCacheCountsPayloadsByTheirLength(t *testing.T) {
 	for i := range n { // segments of one turn
 		p := graph.Pack{Revision: uint64(i + 1), Salt: graph.Salt{1}, Nodes: []graph.Node{{Parent: state.Last, Kind: "u", Inline: []byte(strings.Repeat("x", payload))}}}
 		p.Nodes[0].Derive(p.Salt, 0, nil)
-		turn := history.Turn{Pack: p, Commit: head.Commit{Revision: head.Revision(i + 1), Previous: state.Commit, Leaf: p.Nodes[0].ID, Time: state.Time, Turn: fmt.Sprint(i)}}
+		turn := history.Turn{Pack: p, Commit: head.Commit{Revision: head.Revision(i + 1), Previous: state.Commit, Leaf: p.Nodes[0].ID, Depth: uint64(i + 1), Time: state.Time, Turn: fmt.Sprint(i)}}
 		turn.Complete(&turn.Pack, state.Last)
 		turn.ID = turn.Commit.ID()
 		end, err := state.Then(&turn.Commit, turn.ID)

@@ -81,7 +81,7 @@ func (c *Change) Apply(ctx context.Context, b *engine.Batch) error {
 // them and adds to the batch; it reports whether there is anything to do. The batch guards the
 // session's lifecycle record and sets it to next.
 func (c *Change) Alter(ctx context.Context, s *Session, edit func(l *Lifecycles, next *head.Life, b *engine.Batch) (needed bool, err error)) error {
-	_, err := WithLifecycles(ctx, s, func(l *Lifecycles) (struct{}, error) {
+	_, err := Read(ctx, s, func(l *Lifecycles) (struct{}, error) {
 		next := l.Own.Next()
 		var b engine.Batch
 		needed, err := edit(l, &next, &b)

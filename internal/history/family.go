@@ -85,12 +85,12 @@ func (s Store) ByIncarnation(ctx context.Context, inc head.Incarnation) (*Sessio
 }
 
 // Abouts yields the metadata of all sessions that live, in no particular order.
-func (s Store) Abouts(ctx context.Context) iter.Seq2[*head.Metadata, error] {
-	return func(yield func(*head.Metadata, error) bool) {
+func (s Store) Abouts(ctx context.Context) iter.Seq2[*head.About, error] {
+	return func(yield func(*head.About, error) bool) {
 		for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.About)) {
-			var about *head.Metadata
+			var about *head.About
 			if err == nil {
-				about, err = head.DecodeMetadata(p.Key, p.Value)
+				about, err = head.DecodeAbout(p.Key, p.Value)
 				err = codec.Corrupt(err, "metadata at key %x", p.Key)
 			}
 			if !yield(about, err) || err != nil {

@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
@@ -21,61 +22,115 @@ type Position struct {
 // Find returns the node with an id, and its position. The error is ErrNodeNotFound if the session's
 // graph up to revision last does not have the node.
 func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Node, Position, error) {
-	n, at, found, err := h.find(ctx, last, Name{Kind: NodeEntry, ID: id}, func(n *Node) bool { return n.ID == id })
-	if err == nil && !found {
-		err = fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
+	for f, err := range h.named(ctx, last, Name{Kind: NodeEntry, ID: id}) {
+		if err != nil || f.ID == id {
+			return f.Node, f.at, err
+		}
 	}
-	return n, at, err
+	return Node{}, Position{}, fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 }
 
-// NodeByKey returns the node that was committed with an event key. It looks in the session first,
-// and in the oldest ancestor last. The error is ErrNodeNotFound if no node of the session's graph
-// has the key.
-func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string) (Node, error) {
-	n, found, err := h.HasKey(ctx, last, key)
-	if err == nil && !found {
-		err = fmt.Errorf("%w: event key %q of %s", ErrNodeNotFound, key, h.Name)
+// NodeByKey is NodesByKey for one key. The error is ErrNodeNotFound if no node of the session's graph has the key.
+func (s *Session) NodeByKey(ctx context.Context, last head.Revision, leaf graph.ID, key string) (Node, error) {
+	found, err := s.NodesByKey(ctx, last, leaf, key)
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("%w: event key %q of %s", ErrNodeNotFound, key, s.Name)
 	}
-	return n, err
+	if err != nil {
+		return Node{}, err
+	}
+	return found[0], nil
 }
 
-// HasKey is NodeByKey that reports whether a node has the key.
-func (h *History) HasKey(ctx context.Context, last head.Revision, key string) (n Node, found bool, err error) {
-	n, _, found, err = h.find(ctx, last, Name{Kind: KeyEntry, Text: key}, func(n *Node) bool { return n.Key == key })
+// NodesByKey returns the nodes that were committed with event keys, for each key the one on the path to a leaf of the
+// state at revision last, or else the newest. It reads what was committed since the nodes of those keys that several
+// nodes have, once for all keys.
+func (s *Session) NodesByKey(ctx context.Context, last head.Revision, leaf graph.ID, keys ...string) (out []Node, err error) {
+	var several []Node
+	at := map[string]int{} // of those keys, the index in out
+	for _, key := range keys {
+		all, err := s.withKey(ctx, last, key)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == 0 {
+			continue
+		}
+		if len(all) > 1 {
+			at[key], several = len(out), append(several, all...)
+		}
+		out = append(out, all[0])
+	}
+	if len(several) == 0 {
+		return out, nil
+	}
+	left := len(at)
+	err = s.walkTo(ctx, last, leaf, several, func(n *Node) bool {
+		out[at[n.Key]] = *n // A path has one node of a key.
+		left--
+		return left > 0
+	})
+	return out, err
+}
+
+// KeyOnPath returns a node that has one of some event keys and is on the path to a leaf, and reports whether there is
+// one. Of several nodes it returns the nearest to the leaf. It reads what was committed since the nodes that have one
+// of the keys.
+func (s *Session) KeyOnPath(ctx context.Context, last head.Revision, leaf graph.ID, keys ...string) (n Node, found bool, err error) {
+	var all []Node
+	for _, key := range keys {
+		of, err := s.withKey(ctx, last, key)
+		if err != nil {
+			return n, false, err
+		}
+		all = append(all, of...)
+	}
+	err = s.walkTo(ctx, last, leaf, all, func(of *Node) bool {
+		n, found = *of, true
+		return false
+	})
 	return n, found, err
 }
 
-// find returns the first node that an index names and that is the one which is looked for. It asks
-// the index of the session first, and that of the oldest ancestor last.
-func (h *History) find(ctx context.Context, last head.Revision, name Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
-	if n, at, found, err = h.findIn(ctx, h.Own(last), name, is); found || err != nil || h.Origin == nil {
-		return n, at, found, err
-	}
-	ancestors := h.Layers(last)[:len(h.Origin.Ancestors)]
-	for i := len(ancestors) - 1; i >= 0; i-- {
-		if n, at, found, err = h.findIn(ctx, ancestors[i], name, is); found || err != nil {
-			return n, at, found, err
+// withKey returns the nodes that were committed with an event key: those of the session first, then those of its
+// ancestors, the nearest one first, and of each the newest first.
+func (h *History) withKey(ctx context.Context, last head.Revision, key string) (all []Node, err error) {
+	for f, err := range h.named(ctx, last, Name{Kind: KeyEntry, Text: key}) {
+		if err != nil {
+			return nil, err
+		}
+		if f.Key == key {
+			all = append(all, f.Node)
 		}
 	}
-	return Node{}, Position{}, false, nil
+	return all, nil
 }
 
-// findIn is find for one layer.
-func (h *History) findIn(ctx context.Context, l Layer, name Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
-	places, err := h.places(ctx, l, name)
-	if err != nil {
-		return n, at, false, err
-	}
-	for _, p := range places {
-		at = Position{l, p}
-		if n, err = h.NodeAt(ctx, at); err != nil {
-			return n, at, false, err
+// A foundNode is a node, and where it was found.
+type foundNode struct {
+	Node
+	at Position
+}
+
+// named goes through the nodes that indexes have for a name: that of the session first, that of its oldest ancestor
+// last. An index may have nodes of other names, too, so the caller has to compare. An error is the last element.
+func (h *History) named(ctx context.Context, last head.Revision, name Name) iter.Seq2[foundNode, error] {
+	return func(yield func(foundNode, error) bool) {
+		for _, l := range slices.Backward(h.Layers(last)) {
+			places, err := h.places(ctx, l, name)
+			if err != nil {
+				yield(foundNode{}, err)
+				return
+			}
+			for _, p := range places {
+				f := foundNode{at: Position{l, p}}
+				f.Node, err = h.NodeAt(ctx, f.at)
+				if !yield(f, err) || err != nil {
+					return
+				}
+			}
 		}
-		if is(&n) {
-			return n, at, true, nil
-		}
 	}
-	return Node{}, Position{}, false, nil
 }
 
 // places returns the positions that the index of a layer has for a name, as far as the layer is
@@ -153,7 +208,7 @@ func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
 // NodeNow returns the node with an id, and its position, as the session is now. It reads the head
 // first, and starts over if maintenance moves something meanwhile. The node may be tombstoned.
 func (s *Session) NodeNow(ctx context.Context, id graph.ID) (n Node, at Position, err error) {
-	_, err = Retry(ctx, s, func() (_ struct{}, err error) {
+	_, err = Read(ctx, s, func(*Lifecycles) (_ struct{}, err error) {
 		h, _, _, err := s.ReadHead(ctx, 0)
 		if err == nil {
 			n, at, err = s.Find(ctx, h.Revision, id)

@@ -55,9 +55,13 @@ func (h *History) ForkAt(ctx context.Context, now *head.Head, start Start) (*For
 		f.Parts, f.Of, f.At = slices.Clone(from.Parts), h.Inc, from.Revision
 	}
 	if node == from.Leaf {
-		own.Revision, own.Commit = from.Revision, from.Commit
+		own.Revision, own.Commit, f.Depth = from.Revision, from.Commit, from.Depth
 		f.Ancestors = append(f.Ancestors, own)
 		return f, nil
+	}
+	var err error
+	if f.Depth, err = h.Depth(ctx, now.Revision, node); err != nil {
+		return nil, err
 	}
 	_, at, err := h.Find(ctx, now.Revision, node)
 	if err != nil {
@@ -195,7 +199,7 @@ func (h *History) endedAt(ctx context.Context, l Layer, here bool, added graph.P
 }
 
 // retained returns a function that reports whether the state at a revision of an incarnation can be
-// read. The function answers from what retained has read.
+// read. The function reads nothing: retained has read all that it needs.
 func (s Store) retained(ctx context.Context, inc head.Incarnation) (func(head.Revision) bool, error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
@@ -241,7 +245,7 @@ func (s Store) Retained(ctx context.Context, inc head.Incarnation, life *head.Li
 // RetainedNow returns a function that reports whether the state at a revision of the session can
 // be read. The function answers from what RetainedNow has read.
 func (s *Session) RetainedNow(ctx context.Context) (func(head.Revision) bool, error) {
-	return WithLifecycles(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
+	return Read(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
 		return s.retainedBy(ctx, s.Inc, l.Own)
 	})
 }

@@ -109,8 +109,8 @@ func (ix *Index) life(ctx context.Context, r Reader) (*head.Life, error) {
 	return life, codec.Corrupt(err, "lifecycle of incarnation %x", ix.inc)
 }
 
-// advance reads what is new up to a revision. Done is false if that can't be read any more as
-// the commits wrote it. Grown says that the cache has to be told of the size of the index.
+// advance adds the entries of new turns up to a revision. done is false if one of these turns was
+// sealed meanwhile. grown reports whether the cache has to be told the new size of the index.
 func (ix *Index) advance(ctx context.Context, r Reader, last head.Revision) (done, grown bool, err error) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()

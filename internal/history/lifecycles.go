@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 )
@@ -24,7 +25,7 @@ import (
 //   - A batch that depends on what was read guards the lifecycle records. If one of them has
 //     changed, the batch has no effect, and the call starts over.
 //
-// All calls except plain commits read in this order, by WithLifecycles.
+// All calls except plain commits read in this order, by Read.
 type Lifecycles struct {
 	Session *Session
 	Keys    [][]byte // The key of the session's own record, then those of its ancestors, oldest first.
@@ -32,27 +33,37 @@ type Lifecycles struct {
 	Own     *head.Life // The session's own record. It says that the session lives.
 }
 
-// WithLifecycles calls f with the lifecycle records of a session and its ancestors. If f finds
-// something missing or damaged, and the lifecycle records have changed meanwhile, WithLifecycles
-// reads them again and calls f again.
-func WithLifecycles[T any](ctx context.Context, s *Session, f func(*Lifecycles) (T, error)) (T, error) {
-	var none T
-	for {
-		l, err := s.Lifecycles(ctx)
+// Read calls f with the lifecycle records of a session and its ancestors. If f finds something missing or damaged, and
+// they have changed meanwhile, Read reads them again and calls f again.
+func Read[T any](ctx context.Context, s *Session, f func(*Lifecycles) (T, error)) (T, error) {
+	keys := s.lifecycleKeys()
+	return ReadBeside(ctx, s.Engine, keys, func(values [][]byte) (out T, err error) {
+		l, err := s.lifecycles(ctx, keys, values)
 		if err != nil {
-			return none, err
+			return out, err
 		}
-		out, err := f(l)
+		return f(l)
+	})
+}
+
+// ReadBeside calls read with the values of keys, which are those of lifecycle records. It calls read again as long as
+// read finds something missing or damaged and one of the values has changed meanwhile.
+func ReadBeside[T any](ctx context.Context, e engine.Engine, keys [][]byte, read func(values [][]byte) (T, error)) (T, error) {
+	before, err := e.Get(ctx, keys...)
+	for {
+		var out T
+		if err != nil {
+			return out, err
+		}
+		out, err = read(before)
 		if err == nil || !transient(err) {
 			return out, err
 		}
-		after, aerr := s.Engine.Get(ctx, l.Keys...)
-		if aerr != nil {
-			return none, aerr
-		}
-		if slices.EqualFunc(l.Values, after, bytes.Equal) {
+		after, failed := e.Get(ctx, keys...)
+		if failed == nil && slices.EqualFunc(before, after, bytes.Equal) {
 			return out, err
 		}
+		before, err = after, failed
 	}
 }
 
@@ -62,37 +73,42 @@ func transient(err error) bool {
 	return errors.As(err, &corrupt) || errors.Is(err, ErrNodeNotFound) || errors.Is(err, ErrBlobNotFound)
 }
 
-// Retry is WithLifecycles for a function that does not need the lifecycle records.
-func Retry[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {
-	return WithLifecycles(ctx, s, func(*Lifecycles) (T, error) { return read() })
-}
-
-// Try is Retry that does not read the lifecycle records as long as read succeeds.
+// Try is Read for a function that needs no lifecycle records: they are read only if it fails.
 func Try[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {
 	out, err := read()
 	if err == nil || !transient(err) {
 		return out, err
 	}
-	return Retry(ctx, s, read)
+	return Read(ctx, s, func(*Lifecycles) (T, error) { return read() })
 }
 
 // Lifecycles reads the lifecycle records of a session and its ancestors. The error is
 // ErrSessionDeleted if the session does not live under its id.
 func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
-	l := &Lifecycles{Session: s, Keys: [][]byte{s.LifeKey}}
-	if s.Origin != nil {
-		for _, a := range s.Origin.Ancestors {
-			l.Keys = append(l.Keys, s.Space.Life(a.Incarnation))
-		}
-	}
-	var err error
-	if l.Values, err = s.Engine.Get(ctx, l.Keys...); err != nil {
+	keys := s.lifecycleKeys()
+	values, err := s.Engine.Get(ctx, keys...)
+	if err != nil {
 		return nil, err
 	}
-	if l.Own, err = s.DecodeLife(ctx, l.Values[0]); err == nil && l.Own.Session != s.Hash { // It was renamed.
+	return s.lifecycles(ctx, keys, values)
+}
+
+func (s *Session) lifecycleKeys() [][]byte {
+	keys := [][]byte{s.LifeKey}
+	if s.Origin != nil {
+		for _, a := range s.Origin.Ancestors {
+			keys = append(keys, s.Space.Life(a.Incarnation))
+		}
+	}
+	return keys
+}
+
+func (s *Session) lifecycles(ctx context.Context, keys, values [][]byte) (*Lifecycles, error) {
+	own, err := s.DecodeLife(ctx, values[0])
+	if err == nil && own.Session != s.Hash { // It was renamed.
 		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
-	return l, err
+	return &Lifecycles{Session: s, Keys: keys, Values: values, Own: own}, err
 }
 
 // Of returns the lifecycle record of the session or of an ancestor, decoded, with its key

@@ -130,6 +130,48 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	return out, nil
 }
 
+// Depth returns how many nodes the path to a node has. It goes from the node to the next one whose commit ended at it,
+// or at a node behind it: for such a leaf the commit says the length of the path.
+func (h *History) Depth(ctx context.Context, last head.Revision, id graph.ID) (depth uint64, err error) {
+	for !id.IsZero() {
+		if h.Origin != nil && id == h.Origin.Node() {
+			return depth + h.Origin.Depth, nil
+		}
+		_, at, err := h.Find(ctx, last, id)
+		if err != nil {
+			return 0, err
+		}
+		t, err := h.Store.TurnAt(ctx, at.Layer.Inc, head.Revision(at.Revision))
+		if err != nil {
+			return 0, err
+		}
+		if before, ok := t.before(at.Index); ok {
+			return depth + t.Depth - before, nil
+		}
+		for i := at.Index; i >= 0; i-- {
+			if n := &t.Pack.Nodes[i]; n.ID == id {
+				id, depth = n.Parent, depth+1
+			}
+		}
+	}
+	return depth, nil
+}
+
+// before returns how many nodes are between the i-th node of a turn and the turn's leaf, if the path to the leaf has
+// the node: 0 for the leaf itself.
+func (t *Turn) before(i int) (n uint64, ok bool) {
+	id := t.Leaf
+	for j := len(t.Pack.Nodes) - 1; j >= i; j-- {
+		if node := &t.Pack.Nodes[j]; node.ID == id {
+			if j == i {
+				return n, true
+			}
+			id, n = node.Parent, n+1
+		}
+	}
+	return 0, false
+}
+
 // Tail returns the last n nodes on the path to leaf that are not hidden, or all of them, oldest
 // first. It reads backwards from the leaf, one segment at a time, and steps over hidden nodes without
 // reading them as far as their tombstones say where to go on.
@@ -213,9 +255,10 @@ func (w *walk) path(id graph.ID, most int) (path []Node) {
 	return path
 }
 
-// read reads the turns of the segment that has revision w.next. If that is loose, it reads as many loose
-// segments before it as are likely to have most nodes, all in one call of the engine: most turns have two
-// nodes or more. If the node is not there, the index has to say where it is.
+// read reads the turns of the segment that has revision w.next. If that segment is loose, read also reads
+// loose segments before it, all in one call of the engine. It reads one segment for every two nodes that
+// the caller wants, because most turns have two nodes or more. If the node is not in them, the index has
+// to say where it is.
 func (w *walk) read(ctx context.Context, most int) error {
 	w.turns = w.turns[:0]
 	sealed, known := w.hidden.sealed[w.layer.Inc]

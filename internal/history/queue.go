@@ -27,7 +27,7 @@ type job struct {
 	seal func(context.Context)
 }
 
-// NewSealQueue returns a queue that works until ctx ends. turn has room for one element.
+// NewSealQueue returns a queue that works until ctx ends. turn is a channel with room for one element.
 func NewSealQueue(ctx context.Context, turn chan struct{}) *SealQueue {
 	q := &SealQueue{ctx: ctx, turn: turn, done: make(chan struct{}), queued: map[head.Incarnation]bool{}, wake: make(chan struct{}, 1)}
 	go q.work()
@@ -37,8 +37,8 @@ func NewSealQueue(ctx context.Context, turn chan struct{}) *SealQueue {
 // Wait waits until the last job has ended. The context must have ended before.
 func (q *SealQueue) Wait() { <-q.done }
 
-// Add makes the queue call seal for a session, unless the session is in the queue already or
-// is being sealed.
+// Add queues a call of seal for a session, unless one is queued already. While the session is being sealed, Add queues
+// another call: the one that runs may have read the session before the commit that made it due again.
 func (q *SealQueue) Add(inc head.Incarnation, seal func(context.Context)) {
 	q.mu.Lock()
 	if !q.queued[inc] {
@@ -63,9 +63,6 @@ func (q *SealQueue) work() {
 		}
 		for next := q.next(); next.seal != nil; next = q.next() {
 			q.inTurn(next.seal)
-			q.mu.Lock()
-			delete(q.queued, next.inc)
-			q.mu.Unlock()
 		}
 	}
 }
@@ -88,6 +85,7 @@ func (q *SealQueue) next() (j job) {
 	defer q.mu.Unlock()
 	if len(q.queue) > 0 && q.ctx.Err() == nil {
 		j, q.queue = q.queue[0], q.queue[1:]
+		delete(q.queued, j.inc)
 	}
 	return j
 }

@@ -60,3 +60,28 @@ func TestAQueueDoesNotWaitForAnotherThatIsStuck(t *testing.T) {
 	one.Wait()
 	other.Wait()
 }
+
+// What becomes due while its session is sealed is sealed after that, once however often it is told.
+func TestAQueueSealsWhatBecomesDueMeanwhile(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	q := history.NewSealQueue(ctx, make(chan struct{}, 1))
+	begun, again := make(chan struct{}), make(chan struct{})
+	var times atomic.Int32
+	q.Add(head.Incarnation{1}, func(context.Context) {
+		close(begun)
+		<-again
+	})
+	<-begun
+	last := make(chan struct{})
+	for range 3 {
+		q.Add(head.Incarnation{1}, func(context.Context) { times.Add(1) })
+	}
+	q.Add(head.Incarnation{2}, func(context.Context) { close(last) })
+	close(again)
+	<-last
+	if times.Load() != 1 {
+		t.Errorf("sealed %d times", times.Load())
+	}
+	cancel()
+	q.Wait()
+}

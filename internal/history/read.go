@@ -344,8 +344,8 @@ type NodeCount struct {
 	last  head.Revision // of that segment
 }
 
-// Add counts the nodes of the segment that p is a value of. What the first segment has is not known
-// if it is sealed and others were before it.
+// Add counts the nodes of the segment that p is a value of. It can't know the number of nodes in the
+// first segment if that is sealed and other segments were before it.
 func (c *NodeCount) Add(space *keys.Space, p engine.Pair) error {
 	if _, fields, ok := space.Fields(p.Key); ok {
 		if _, at := keys.SegmentFields(fields); at > 0 {

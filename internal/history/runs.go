@@ -40,7 +40,7 @@ const (
 	LeafEntry                  // a commit whose leaf is a node that another commit added, by the id of that node
 )
 
-// An Entry says where something is.
+// An Entry maps a hash to the position of a node or of a commit.
 type Entry struct {
 	Hash uint32
 	Kind EntryKind

@@ -35,8 +35,8 @@ type SealSizes struct {
 const sealKeys = 6000
 
 // Next tries once to seal the next segment of a session. current reads the session's head.
-// sealed is what is in full segments after the attempt, and more reports whether there may be
-// another segment to seal.
+// sealed says how much is in full segments after the attempt, and more reports whether there may
+// be another segment to seal.
 //
 // If all is set, Next also seals turns that do not fill a segment, and compresses as well as
 // it can. A later call can add turns to a segment that is not full.

@@ -106,7 +106,7 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 	if s.Before == begin.Base {
 		e.Null()
 	} else {
-		e.Array(5)
+		e.Array(6)
 		s.Before.Append(&e)
 	}
 	e.Array(len(s.Turns))
@@ -114,7 +114,7 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 	b.payloads = b.payloads[:0]
 	for i := range s.Turns {
 		t := &s.Turns[i]
-		e.Array(8)
+		e.Array(9)
 		t.AppendCompact(&e, &before)
 		b.payloads = t.Pack.Append(&e, b.payloads, before.Last)
 		before = t.Base(t.ID)
@@ -124,7 +124,7 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 		return nil, nil, err
 	}
 	end := codec.Encoder{B: make([]byte, 0, 256)}
-	end.Array(9)
+	end.Array(10)
 	s.End.Append(&end)
 	return store(space, inc, header{first: uint64(s.First), last: uint64(s.Last), level: s.Level}, end.B, data)
 }
@@ -222,7 +222,7 @@ func decodeCommit(h header, rest []byte) (c *head.Commit, id head.CommitID, data
 // decodeEnd decodes the state at the end of a sealed segment.
 func decodeEnd(h header, rest []byte) (head.State, error) {
 	d := codec.Decoder{B: rest}
-	d.Shape(9)
+	d.Shape(10)
 	s := head.DecodeState(&d, head.Revision(h.last))
 	return s, d.Done()
 }
@@ -277,7 +277,7 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 			d.Fail("revision %d as the first", h.first)
 		}
 	} else {
-		d.Shape(5)
+		d.Shape(6)
 		s.Before = head.DecodeBase(&d, head.Revision(h.first-1))
 	}
 	if n := d.Array(maxTurns); uint64(n) != h.last-h.first+1 {
@@ -289,7 +289,7 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	s.Turns = make([]Turn, 0, h.last-h.first+1)
 	before := s.Before
 	for r := h.first; r <= h.last && d.Err() == nil; r++ {
-		d.Shape(8)
+		d.Shape(9)
 		t := Turn{Commit: *head.DecodeCompact(&d, &before)}
 		t.Pack, payloads = graph.Decode(&d, payloads, r)
 		if d.Err() != nil {
@@ -299,6 +299,9 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 			return err
 		}
 		t.Complete(&t.Pack, before.Last)
+		if (t.Depth == 0) != t.Leaf.IsZero() || t.Depth > head.MaxDepth {
+			d.Fail("path of %d nodes", t.Depth)
+		}
 		t.ID = t.Commit.ID()
 		s.Turns = append(s.Turns, t)
 		before = t.Base(t.ID)

@@ -71,7 +71,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	if st.Head, err = head.DecodeHead(out.HeadKey, values[0]); err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", out.Name)
 	}
-	about, err := out.DecodeMetadata(values[1])
+	about, err := out.DecodeAbout(values[1])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,8 +102,8 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	return out, st, nil
 }
 
-// unlessGone returns the damage found, which a record of the session seems to have, or why it can't be told:
-// ErrSessionDeleted if the session was deleted or renamed since it was opened, or the engine's error.
+// unlessGone returns found, the damage that a record of the session seems to have. But if the session was deleted
+// or renamed since it was opened, it returns ErrSessionDeleted, and if the engine can't tell, the engine's error.
 func (s *Session) unlessGone(ctx context.Context, found error) error {
 	_, _, _, err := s.ReadHead(ctx, 0)
 	var more *damage.CorruptError
@@ -113,9 +113,9 @@ func (s *Session) unlessGone(ctx context.Context, found error) error {
 	return err
 }
 
-// DecodeMetadata decodes the session's metadata, and checks that they are of its id.
-func (s *Session) DecodeMetadata(value []byte) (*head.Metadata, error) {
-	about, err := head.DecodeMetadata(s.AboutKey, value)
+// DecodeAbout decodes the session's metadata, and checks that they are of its id.
+func (s *Session) DecodeAbout(value []byte) (*head.About, error) {
+	about, err := head.DecodeAbout(s.AboutKey, value)
 	if err == nil && about.ID != s.ID {
 		err = fmt.Errorf("%w: it is of session %q", damage.ErrHash, about.ID)
 	}
@@ -236,7 +236,7 @@ func (s *Session) Forget() {
 	s.headValue = nil
 }
 
-// SeePlace tells the session of the record of its place in lists.
+// SeePlace makes the session remember the record of its place in lists.
 func (s *Session) SeePlace(value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +308,7 @@ func (s Store) Life(ctx context.Context, inc head.Incarnation) (*head.Life, erro
 }
 
 // About returns the metadata of an incarnation, or nil if it does not live.
-func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.Metadata, error) {
+func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.About, error) {
 	for {
 		life, err := s.Life(ctx, inc)
 		if err != nil || life == nil || life.State != head.Live {
@@ -319,7 +319,7 @@ func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.Metadata,
 		if err != nil {
 			return nil, err
 		}
-		about, err := head.DecodeMetadata(key, values[0])
+		about, err := head.DecodeAbout(key, values[0])
 		if err == nil && about.Incarnation != inc {
 			err = damage.ErrHash
 		}
@@ -335,8 +335,8 @@ func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.Metadata,
 
 // AboutsOf returns the metadata of those incarnations that live. It calls the engine twice, however
 // many they are, and more often only if one of them is renamed or deleted meanwhile.
-func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.Incarnation]*head.Metadata, error) {
-	out := make(map[head.Incarnation]*head.Metadata, len(incs))
+func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.Incarnation]*head.About, error) {
+	out := make(map[head.Incarnation]*head.About, len(incs))
 	incs, aboutKeys, err := s.aboutKeys(ctx, incs)
 	if err != nil || len(incs) == 0 {
 		return out, err
@@ -346,7 +346,7 @@ func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.
 		return nil, err
 	}
 	for i, inc := range incs {
-		about, err := head.DecodeMetadata(aboutKeys[i], values[i])
+		about, err := head.DecodeAbout(aboutKeys[i], values[i])
 		if err != nil || about.Incarnation != inc {
 			if about, err = s.About(ctx, inc); err != nil {
 				return nil, err
@@ -359,7 +359,7 @@ func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.
 	return out, nil
 }
 
-// aboutKeys returns those of the incarnations that live, and the keys of their metadata.
+// aboutKeys returns the incarnations in incs that live, and the keys of their metadata.
 func (s Store) aboutKeys(ctx context.Context, incs []head.Incarnation) (live []head.Incarnation, aboutKeys [][]byte, err error) {
 	if len(incs) == 0 {
 		return nil, nil, nil

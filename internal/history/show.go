@@ -126,7 +126,7 @@ func (s *Session) AtAny(ctx context.Context, h *head.Head, r head.Revision) (*he
 // Shows reports whether the session shows a node: the node is in its graph and is not
 // tombstoned.
 func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
-	shown, err := WithLifecycles(ctx, s, func(l *Lifecycles) (bool, error) {
+	shown, err := Read(ctx, s, func(l *Lifecycles) (bool, error) {
 		h, _, _, err := s.ReadHead(ctx, 0)
 		if err != nil {
 			return false, err

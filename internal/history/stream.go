@@ -51,7 +51,7 @@ func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) err
 
 // AllTombstones reads all tombstones of the session.
 func (s *Session) AllTombstones(ctx context.Context) (*Tombstones, error) {
-	return WithLifecycles(ctx, s, func(l *Lifecycles) (*Tombstones, error) {
+	return Read(ctx, s, func(l *Lifecycles) (*Tombstones, error) {
 		t, err := l.Tombstones()
 		if err == nil && len(t.layers) > 0 {
 			err = t.scan(ctx)
@@ -123,7 +123,7 @@ func (st *stream) walk(f func(l Layer, n *Node, before *Node) bool) error {
 				return linked(err, want)
 			}
 			if p.Layer.Inc == st.s.Inc && head.Revision(p.Revision) <= st.w.After || p.Layer.Inc != st.s.Inc && st.w.After > 0 {
-				return nil // It is older than what the walk is about.
+				return nil // The node is older than the part that the walk reads.
 			}
 			l, next = p.Layer, head.Revision(p.Revision)
 			continue
@@ -155,8 +155,8 @@ func (st *stream) after(l Layer) head.Revision {
 	return 0
 }
 
-// back streams the path, the newest node first. A node is handed on when the node before it that
-// is not hidden is known.
+// back streams the path, the newest node first. It hands on a node once it knows the nearest node before it that is not
+// hidden.
 func (st *stream) back() error {
 	var held []Node // The last one waits for its parent.
 	var failed error
@@ -370,19 +370,35 @@ func (st *stream) unerased(nodes []Node) ([]Node, error) {
 // OnPath reports whether a node is on the path to a leaf of the state at revision last, whether the session shows it
 // or not. It reads what was committed since the node. The error is ErrNodeNotFound if the graph does not have the node.
 func (s *Session) OnPath(ctx context.Context, last head.Revision, leaf, id graph.ID) (found bool, err error) {
-	_, at, err := s.findNow(ctx, last, id)
+	n, _, err := s.findNow(ctx, last, id)
 	if err != nil {
 		return false, err
 	}
-	st := &stream{s: s, ctx: ctx, w: Walk{Last: last, Leaf: leaf}}
-	if at.Layer.Inc == s.Inc {
-		st.w.After = head.Revision(at.Revision) - 1
-	}
-	err = st.walk(func(_ Layer, n, _ *Node) bool {
-		found = n.ID == id
-		return !found
+	err = s.walkTo(ctx, last, leaf, []Node{n}, func(*Node) bool {
+		found = true
+		return false
 	})
 	return found, err
+}
+
+// walkTo calls f for those of some nodes that are on the path to a leaf, the nearest to the leaf first, until f reports
+// false. It reads what was committed since the oldest of the nodes, or the whole path if one is inherited.
+func (s *Session) walkTo(ctx context.Context, last head.Revision, leaf graph.ID, of []Node, f func(*Node) bool) error {
+	if len(of) == 0 || leaf.IsZero() {
+		return nil
+	}
+	st := &stream{s: s, ctx: ctx, w: Walk{Last: last, Leaf: leaf}}
+	wanted := make(map[graph.ID]bool, len(of))
+	for i, n := range of {
+		after := n.Revision - 1
+		if n.Inherited {
+			after = 0
+		}
+		if wanted[n.ID] = true; i == 0 || after < st.w.After {
+			st.w.After = after
+		}
+	}
+	return st.walk(func(_ Layer, n, _ *Node) bool { return !wanted[n.ID] || f(n) })
 }
 
 // findNow is Find that starts over if maintenance moves something meanwhile.

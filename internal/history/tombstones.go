@@ -191,9 +191,9 @@ func (t *Tombstones) visible(ctx context.Context, last head.Revision, id graph.I
 // scanned is how many tombstones a scan reads in the time of one Get, roughly.
 const scanned = 64
 
-// Find looks for the tombstone of one node on the way to the root, and returns it, or nil if the
-// session shows the node. If many calls hid the nodes on the way, Find reads all tombstones as soon
-// as that costs no more than the steps before.
+// Find returns the tombstone of one node on the way to the root, or nil if the session shows the node.
+// If many calls hid the nodes on the way, Find reads all tombstones once that costs no more than its
+// reads so far.
 func (t *Tombstones) Find(ctx context.Context, id graph.ID) (stone *head.Tombstone, err error) {
 	if !t.knows(id) {
 		if t.steps++; t.steps*scanned >= t.stones {

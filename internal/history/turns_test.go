@@ -65,6 +65,9 @@ func turnOf(before *head.State, n int) history.Turn {
 	case 4:
 		t.Leaf = graph.ID{}
 	}
+	if t.Depth = 0; !t.Leaf.IsZero() {
+		t.Depth = uint64(r)
+	}
 	t.NodeDigest = [32]byte{}
 	if !t.Pack.Linear(t.Leaf) {
 		t.NodeDigest = t.Pack.Digest()

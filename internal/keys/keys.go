@@ -1,8 +1,7 @@
 // Package keys is the one table of the keys that reach the engine. A key is the 4-byte namespace prefix, a letter,
-// and fields of fixed width. User text occurs only as a hash under the store's secret, and incarnations are random.
-// So only the keys without fields (Store, Copying,
-// Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. The exception is the records of sessions, listed in the
-// order of their keys: these keys have the caller's text. See docs/format.md.
+// and fields of fixed width, but for Record and Listing, which have the caller's text, because they are listed in its
+// order. Other text occurs only as a hash under the store's secret, and incarnations are random. So only the keys
+// without fields (Store, Copying, Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. See docs/format.md.
 package keys
 
 import (
@@ -61,6 +60,12 @@ type Hash [16]byte
 
 // A List stands for a list of sessions in keys. The zero List is the list of all sessions.
 type List [16]byte
+
+// Ahead returns the list of those sessions of l that are ahead of their entries: see head.Entry.
+func (l List) Ahead() List {
+	l[15] ^= 1
+	return l
+}
 
 const prefixSize = 4
 
@@ -278,8 +283,8 @@ func (s *Space) Index(inc Incarnation, last uint64, page int) []byte {
 // for the grant of a finished upload, a session. The zero blob stands for the upload itself.
 func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
 
-// SegmentFields returns what the fields of a key of Segment say: the last revision of the segment,
-// and the number of the value in it.
+// SegmentFields decodes the fields of a key of Segment: the last revision of the segment, and the number of the value
+// in it.
 func SegmentFields(fields []byte) (last uint64, value int) {
 	return binary.BigEndian.Uint64(fields[16:]), int(fields[24])
 }
@@ -322,7 +327,7 @@ func (s *Space) Records(inc Incarnation, prefix string) engine.Range {
 	return engine.PrefixRange(s.Record(inc, prefix))
 }
 
-// RecordFields returns what the fields of a key of Record say.
+// RecordFields decodes the fields of a key of Record.
 func RecordFields(fields []byte) (inc Incarnation, text string) {
 	return Incarnation(fields), string(fields[16:])
 }
@@ -338,13 +343,13 @@ func (s *Space) Listings(prefix string) engine.Range {
 	return engine.PrefixRange(s.key(Listing, 0, []byte(prefix)))
 }
 
-// ListingFields returns what the fields of a key of Listing say.
+// ListingFields decodes the fields of a key of Listing.
 func ListingFields(fields []byte) (text string, inc Incarnation) {
 	end := len(fields) - 17
 	return string(fields[:end]), Incarnation(fields[end+1:])
 }
 
-// Feed returns the key of the record that says whether changes are told.
+// Feed returns the key of the record that says whether the feed is on.
 func (s *Space) Feed() []byte { return s.key(Feed, 0) }
 
 // FeedEnd returns the key of the record that says which changes are in the feed.
@@ -356,7 +361,7 @@ func (s *Space) Pending(time uint64, inc Incarnation, kind byte, salt uint64) []
 	return binary.BigEndian.AppendUint64(append(k, kind), salt)
 }
 
-// PendingFields returns what the fields of a key of Pending say.
+// PendingFields decodes the fields of a key of Pending.
 func PendingFields(fields []byte) (time uint64, inc Incarnation) {
 	return binary.BigEndian.Uint64(fields), Incarnation(fields[8:])
 }
@@ -371,7 +376,7 @@ func (s *Space) Changes(feed [16]byte) engine.Range {
 	return engine.PrefixRange(s.key(Change, 0, feed[:8]))
 }
 
-// ChangeFields returns what the fields of a key of Change say.
+// ChangeFields decodes the fields of a key of Change.
 func ChangeFields(fields []byte) (number uint64) { return binary.BigEndian.Uint64(fields[8:]) }
 
 // Loose returns the key that lists blob for vacuum to compress it further.

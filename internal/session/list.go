@@ -1,8 +1,10 @@
 // Every list is a range of keys: all sessions, the children of one, the sessions of a group, and
 // those with a label each have entries of their own, in the order in which the sessions moved to
-// the front last. A commit moves its session only now and then, so the order lags behind the
-// times in the heads by less than head.MoveWindow. A page reads as many entries as it has
-// sessions, and their heads and metadata, however many sessions there are beside.
+// the front last. A commit moves its session only now and then. One that it does not move is ahead of
+// its entries by less than head.MoveWindow, and is in a second range beside each of its lists. A page
+// is merged from both ranges. It reads as many entries as it has sessions, those ahead of their entries
+// that were updated in the same time or less than head.MoveWindow before, and the heads and metadata of
+// these sessions, however many there are beside.
 //
 // A list with several conditions reads the entries of one of them, and leaves out the sessions
 // that do not meet the others.
@@ -10,6 +12,8 @@
 package session
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
@@ -54,7 +58,7 @@ func (q *ListQuery) list(space *keys.Space) keys.List {
 
 // keeps reports whether a session meets the conditions. The session may have changed since the
 // entry was read by which it was found.
-func (q *ListQuery) keeps(a *head.Metadata) bool {
+func (q *ListQuery) keeps(a *head.About) bool {
 	if q.Parent != nil && a.Parent != *q.Parent || q.Summary != nil && a.Summary != *q.Summary {
 		return false
 	}
@@ -78,27 +82,44 @@ type ListPage struct {
 // A ListItem is a session of a list.
 type ListItem struct {
 	Head   *head.Head
-	About  *head.Metadata
+	About  *head.About
 	Parent string // The id that the parent has now, or "" if there is none that lives.
 
 	entry head.Entry
+	at    place
 }
 
-// cursor returns the text that stands for the place of an item in a list.
-func (i *ListItem) cursor() string {
-	b := binary.BigEndian.AppendUint64(nil, i.entry.Time)
-	return hex.EncodeToString(append(b, i.entry.Incarnation[:]...))
+// A place is where a session is in the order of a list: the one that was updated last comes first.
+type place struct {
+	time uint64 // of its last update, nanoseconds since 1970
+	inc  head.Incarnation
+}
+
+func (p place) compare(q place) int {
+	return cmp.Or(cmp.Compare(q.time, p.time), bytes.Compare(p.inc[:], q.inc[:]))
+}
+
+// cursor returns the text that stands for a place in a list.
+func (p place) cursor() string {
+	b := binary.BigEndian.AppendUint64(nil, p.time)
+	return hex.EncodeToString(append(b, p.inc[:]...))
 }
 
 // List returns a page of a list. The error matches history.ErrInvalid if q.After is no cursor.
 func List(ctx context.Context, s history.Store, q ListQuery) (*ListPage, error) {
-	l := lister{Store: s, q: q, rest: s.Space.Of(keys.Entry, q.list(s.Space))}
+	list := q.list(s.Space)
+	l := lister{
+		Store: s, q: q, list: list, first: place{time: ^uint64(0)}, ahead: map[head.Incarnation]bool{},
+		rest: s.Space.Of(keys.Entry, list), restAhead: s.Space.Of(keys.Entry, list.Ahead()),
+	}
 	if q.After != "" {
 		b, err := hex.DecodeString(q.After)
 		if err != nil || len(b) != 24 {
 			return nil, history.NewInvalid("list", "After is no cursor of an earlier page")
 		}
-		l.rest.Start = s.Space.Entry(q.list(s.Space), binary.BigEndian.Uint64(b), head.Incarnation(b[8:]))
+		l.first = place{binary.BigEndian.Uint64(b), head.Incarnation(b[8:])}
+		l.rest.Start = s.Space.Entry(list, l.first.time, l.first.inc)
+		l.restAhead.Start = s.Space.Entry(list.Ahead(), l.first.time, head.Incarnation{})
 	}
 	p := &ListPage{}
 	// One session more than the page has tells whether there is a next page. If the other
@@ -111,7 +132,7 @@ func List(ctx context.Context, s history.Store, q ListQuery) (*ListPage, error) 
 		p.Items = append(p.Items, items...)
 	}
 	if len(p.Items) > q.Limit {
-		p.Next = p.Items[q.Limit].cursor()
+		p.Next = p.Items[q.Limit].at.cursor()
 		p.Items = p.Items[:q.Limit]
 	}
 	return p, l.nameParents(ctx, p.Items)
@@ -120,22 +141,43 @@ func List(ctx context.Context, s history.Store, q ListQuery) (*ListPage, error) 
 // A lister is one call of List.
 type lister struct {
 	history.Store
-	q    ListQuery
-	rest engine.Range // the entries that were not read yet
-	done bool         // whether there are none
+	q     ListQuery
+	list  keys.List
+	first place        // the sessions before it are on pages before, or were read
+	rest  engine.Range // the entries that were not read yet
+	done  bool         // whether there are none
+
+	restAhead engine.Range              // the entries of sessions that are ahead, which were not read yet
+	ahead     map[head.Incarnation]bool // the sessions of those that were
+	early     []ListItem                // and those of them that may belong behind entries which were not
 }
 
-// read reads up to n more entries, and returns their sessions, in order. It leaves out those that
-// do not belong in the list or were deleted meanwhile.
+// read reads up to n more entries, and those of sessions that may belong between them. It returns the sessions, in
+// order. It leaves out those that do not belong in the list or were deleted meanwhile.
 func (l *lister) read(ctx context.Context, n int) ([]ListItem, error) {
-	entries, err := l.entries(ctx, n)
+	l.rest.Limit = n
+	items, err := l.entries(ctx, &l.rest)
 	if err != nil {
 		return nil, err
 	}
-	items := make([]ListItem, len(entries))
-	todo := make([]*ListItem, len(entries))
+	last := place{} // behind all others
+	if l.done = len(items) < n; !l.done {
+		last = items[n-1].at
+		l.restAhead.End = l.Space.Entry(l.list.Ahead(), last.time-min(last.time, uint64(head.MoveWindow)), head.Incarnation{})
+	} else {
+		l.restAhead.End = l.Space.Of(keys.Entry, l.list.Ahead()).End
+	}
+	ahead, err := l.entries(ctx, &l.restAhead)
+	if err != nil {
+		return nil, err
+	}
+	for i := range ahead {
+		l.ahead[ahead[i].at.inc] = true
+	}
+	items = slices.DeleteFunc(items, func(i ListItem) bool { return l.ahead[i.at.inc] })
+	items = append(items, ahead...)
+	todo := make([]*ListItem, len(items))
 	for i := range items {
-		items[i].entry = entries[i]
 		todo[i] = &items[i]
 	}
 	for len(todo) > 0 {
@@ -143,13 +185,36 @@ func (l *lister) read(ctx context.Context, n int) ([]ListItem, error) {
 			return nil, err
 		}
 	}
-	return slices.DeleteFunc(items, func(i ListItem) bool { return i.Head == nil || !l.q.keeps(i.About) }), nil
+	for i := range items {
+		items[i].settle(l.ahead[items[i].at.inc])
+	}
+	items = append(items, l.early...)
+	l.early = nil
+	items = slices.DeleteFunc(items, func(i ListItem) bool {
+		later := !l.done && i.at.compare(last) > 0
+		if later && i.Head != nil {
+			l.early = append(l.early, i)
+		}
+		return later || i.at.compare(l.first) < 0 || i.Head == nil || !l.q.keeps(i.About)
+	})
+	slices.SortFunc(items, func(a, b ListItem) int { return a.at.compare(b.at) })
+	l.first = last // A session that was moved to a place before since then is left out: it was updated meanwhile.
+	return items, nil
 }
 
-// entries reads up to n more entries.
-func (l *lister) entries(ctx context.Context, n int) (out []head.Entry, err error) {
-	l.rest.Limit = n
-	for p, err := range l.Engine.Scan(ctx, l.rest) {
+// settle sets the place of a session that is ahead of its entries. They say where it is if it was updated again since
+// they were read.
+func (i *ListItem) settle(ahead bool) {
+	if !ahead || i.Head == nil {
+		return
+	}
+	updated := uint64(i.About.LastUpdate(i.Head).UnixNano())
+	i.at.time = min(max(updated, i.at.time), i.at.time+uint64(head.MoveWindow)-1)
+}
+
+// entries reads more entries of a range.
+func (l *lister) entries(ctx context.Context, rest *engine.Range) (out []ListItem, err error) {
+	for p, err := range l.Engine.Scan(ctx, *rest) {
 		if err != nil {
 			return nil, err
 		}
@@ -157,10 +222,9 @@ func (l *lister) entries(ctx context.Context, n int) (out []head.Entry, err erro
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, e)
-		l.rest.Start = engine.Successor(p.Key)
+		out = append(out, ListItem{entry: e, at: place{e.Time, e.Incarnation}})
+		rest.Start = engine.Successor(p.Key)
 	}
-	l.done = len(out) < n
 	return out, nil
 }
 
@@ -202,7 +266,7 @@ func (i *ListItem) decode(ks, values [][]byte) error {
 	if err != nil {
 		return codec.Corrupt(err, "head of incarnation %x", inc)
 	}
-	about, err := head.DecodeMetadata(ks[1], values[1])
+	about, err := head.DecodeAbout(ks[1], values[1])
 	if err != nil {
 		return codec.Corrupt(err, "metadata of incarnation %x", inc)
 	}

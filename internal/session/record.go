@@ -1,5 +1,5 @@
-// A record is one value in the engine, and a second one lists it among those of all sessions, in the
-// order of the keys. A record whose key begins with a dot is not listed. Both are written and deleted
+// A record is one value in the engine. A second value lists it among the records of all sessions, in the
+// order of their keys. A record whose key begins with a dot is not listed. Both are written and deleted
 // together, so where only one of them stands, the store is damaged.
 
 package session

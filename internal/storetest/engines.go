@@ -10,18 +10,18 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// URLs has each engine: how to begin a test on it, which returns the URL of a new store. A server that is not there
-// skips the test.
+// URLs has a function for each engine. It begins a test on the engine, and returns the URL of a new store. It skips
+// the test if the engine's server is not there.
 var URLs = map[string]func(t testing.TB) string{
 	"memory":   func(testing.TB) string { return "mem:" },
 	"postgres": func(t testing.TB) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
 }
 
-// Embedded has how to open each engine that is in a directory, for this process alone.
+// Embedded has a function for each engine that is in a directory. It opens the engine for this process alone.
 var Embedded = map[string]func(dir string) (engine.Engine, error){}
 
-// Engines has each engine: how to begin a test on it, which returns how to open a new store,
-// and if it is durable to open it again.
+// Engines has a function for each engine. It begins a test on the engine, and returns a function that opens a new
+// store. If the store is durable, calling that function again opens the same store.
 var Engines = map[string]func(t *testing.T) func() (engine.Engine, error){}
 
 func init() {

@@ -16,7 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
-// Each runs f with what opens an empty store, for each engine and for a server, in a test of that name.
+// Each runs f once for each engine, and once for a server, in a subtest of that name. open opens an empty store.
 func Each(t *testing.T, f func(t *testing.T, open func(*testing.T) turnstone.Factory)) {
 	for name, start := range Engines {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"time"
@@ -28,6 +29,10 @@ func (f *filler) fill(v reflect.Value, where string) {
 		return
 	}
 	f.n++
+	if v.Type() == reflect.TypeFor[json.RawMessage]() {
+		v.SetBytes(fmt.Appendf(nil, `{"<key>":[%d]}`, f.n))
+		return
+	}
 	switch v.Kind() {
 	case reflect.Bool:
 		v.SetBool(true)

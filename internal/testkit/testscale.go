@@ -1,6 +1,6 @@
-// Package testkit is what tests share that know nothing of stores. Fill makes values in which every field is set. The
-// rest says how much the tests do that could go on for ever: how many places they cut a history at, how many bits they
-// flip, how many schedules and random histories they try.
+// Package testkit fills values for tests, and says how much tests do. Fill sets every field of a value. The rest says how
+// much the tests do that could go on for ever: how many places they cut a history at, how many bits they flip, how many
+// schedules and random histories they try.
 //
 // There are three sizes. go test takes seconds for most packages and finds what a
 // change is likely to break. TURNSTONE_LONG=1 in the environment runs all of it,
@@ -34,8 +34,7 @@ func Pick[T any](long, usual, short T) T {
 }
 
 // Slow skips a test with -short. It is for tests that take about a second or more and
-// see what seldom breaks: full disks, lost servers, histories of unusual size. The race
-// detector runs them.
+// check what seldom breaks: full disks, lost servers, histories of unusual size. The race detector runs them.
 func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() && !Long() {
@@ -43,7 +42,7 @@ func Slow(t testing.TB) {
 	}
 }
 
-// Seldom skips a test unless the tests run in full. It is for tests that take many seconds and see what hardly any
+// Seldom skips a test unless the tests run in full. It is for tests that take many seconds and check what hardly any
 // change can break.
 func Seldom(t testing.TB) {
 	t.Helper()

@@ -137,8 +137,8 @@ func (c *checkpoints) checkUnknownParts(ctx context.Context, last head.Revision)
 	return nil
 }
 
-// unknownPart reports the first delta of a part that no commit set as a delta, if it is of
-// revision last or before.
+// unknownPart is called for a part that no commit set as a delta. It reports the first
+// delta that the part has up to revision last.
 func (c *checkpoints) unknownPart(ctx context.Context, chain blob.Chain, last head.Revision) error {
 	for v, err := range c.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if endsCheck(err) {
@@ -241,8 +241,8 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain,
 	return useful, nil
 }
 
-// headers returns the stored versions of a part without their data. It fails if one is
-// missing that a retained revision needs, or if no commit set one of them.
+// headers returns the stored versions of a part without their data. It fails if a version
+// that a retained revision needs is missing, or if no commit set one of the versions.
 func (c *checkpoints) headers(ctx context.Context, name string, chain blob.Chain, last head.Revision) ([]blob.Version, error) {
 	var versions []blob.Version
 	found := map[head.Revision]bool{}

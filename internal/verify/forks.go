@@ -82,8 +82,8 @@ func (v *verifier) forkEntries(ctx context.Context) error {
 	return nil
 }
 
-// recheckForkEntry looks again at a fork and an ancestor of which only one names the other,
-// as far as the scan found.
+// recheckForkEntry looks again at a fork and an ancestor. In the scan, only one of the two
+// named the other.
 func (v *verifier) recheckForkEntry(ctx context.Context, e forkEntry) error {
 	space := v.store.Space
 	originKey := space.Origin(e.fork)

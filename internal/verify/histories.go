@@ -35,9 +35,9 @@ func (v *verifier) histories(ctx context.Context) error {
 	return nil
 }
 
-// depths returns how many forks were made one of the other until each incarnation. A flattened fork
-// has few ancestors and comes after all of its parent's. Origins that are damaged may name each other in
-// a circle, which counts as one step.
+// depths returns the depth of each fork: 1 for a fork of a session that is no fork, 2 for a fork of such a fork, and
+// so on. A flattened fork has few ancestors, but is deeper than all ancestors of its parent. Origins that are damaged
+// may name each other in a circle, which counts as one step.
 func (v *verifier) depths() map[head.Incarnation]int {
 	out := make(map[head.Incarnation]int, len(v.parents))
 	var depth func(head.Incarnation) int
@@ -132,7 +132,7 @@ func (v *verifier) open(ctx context.Context, inc head.Incarnation, life *head.Li
 	if !bytes.Equal(vs[2], lifeValue) {
 		return nil, fmt.Errorf("%w: %s", history.ErrSessionDeleted, v.name(inc))
 	}
-	about, err := head.DecodeMetadata(aboutKey, vs[1])
+	about, err := head.DecodeAbout(aboutKey, vs[1])
 	if err == nil && space.Session(about.ID) != life.Session {
 		err = fmt.Errorf("%w: session %q is not found by its id", damage.ErrHash, about.ID)
 	}
@@ -154,35 +154,19 @@ func (v *verifier) open(ctx context.Context, inc head.Incarnation, life *head.Li
 	return &checkedSession{ses, state.Head.Revision}, nil
 }
 
-// steady calls read. It calls read again as long as read fails because of something
-// missing or damaged and a lifecycle record has changed meanwhile: maintenance may have
-// moved what read looked for. The lifecycle records are those of h's incarnation and of
-// the ancestors that read looks at. If the incarnation is removed, the error is
+// steady calls read by history.ReadBeside with the lifecycle records of h's incarnation and of the ancestors that read
+// looks at: maintenance may move what read looks for. If the incarnation is removed, the error is
 // history.ErrSessionDeleted.
 func steady(ctx context.Context, h *history.History, read func() error, ancestors ...history.Layer) error {
-	ks := [][]byte{h.Space.Life(h.Inc)}
+	keys := [][]byte{h.Space.Life(h.Inc)}
 	for _, l := range ancestors {
-		ks = append(ks, h.Space.Life(l.Inc))
+		keys = append(keys, h.Space.Life(l.Inc))
 	}
-	for {
-		before, err := h.Engine.Get(ctx, ks...)
-		if err != nil {
-			return err
+	_, err := history.ReadBeside(ctx, h.Engine, keys, func(values [][]byte) (struct{}, error) {
+		if values[0] == nil {
+			return struct{}{}, fmt.Errorf("%w: %s", history.ErrSessionDeleted, h.Name)
 		}
-		if before[0] == nil {
-			return fmt.Errorf("%w: %s", history.ErrSessionDeleted, h.Name)
-		}
-		err = read()
-		var corrupt *damage.CorruptError
-		if !errors.As(err, &corrupt) && !errors.Is(err, history.ErrNodeNotFound) {
-			return err
-		}
-		after, gerr := h.Engine.Get(ctx, ks...)
-		if gerr != nil {
-			return gerr
-		}
-		if slices.EqualFunc(before, after, bytes.Equal) {
-			return err
-		}
-	}
+		return struct{}{}, read()
+	})
+	return err
 }

@@ -35,14 +35,14 @@ func (v *verifier) lists(ctx context.Context, ses *checkedSession) error {
 }
 
 // place checks a session's place against its metadata, and returns it and its record. The place
-// is nil if that is a problem.
+// is nil if the check finds a problem.
 func (v *verifier) place(ctx context.Context, ses *checkedSession) (*head.Place, []byte, error) {
 	key := v.store.Space.Place(ses.Inc)
-	_, vs, err := ses.readHead(ctx, ses.AboutKey, key)
+	h, vs, err := ses.readHead(ctx, ses.AboutKey, key)
 	if err != nil {
 		return nil, nil, err
 	}
-	about, err := ses.DecodeMetadata(vs[0])
+	about, err := ses.DecodeAbout(vs[0])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -52,6 +52,9 @@ func (v *verifier) place(ctx context.Context, ses *checkedSession) (*head.Place,
 	at, err := head.DecodePlace(key, vs[1])
 	if err == nil && !slices.Equal(at.Lists, head.ListsOf(v.store.Space, about)) {
 		err = fmt.Errorf("%w: these are not the lists of its metadata", damage.ErrHash)
+	}
+	if err == nil && !at.Fits(about.LastUpdate(h)) {
+		err = fmt.Errorf("%w: the session was updated later than that", damage.ErrHash)
 	}
 	if err != nil {
 		v.problem(err, "place in lists of session %q", ses.ID)

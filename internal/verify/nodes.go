@@ -27,6 +27,7 @@ type nodeCheck struct {
 	layers  []history.Layer             // all of them, this one last
 	own     map[graph.ID]graph.Position // where the nodes are
 	entries []history.Entry             // that the index has to have
+	ends    []head.Base                 // what the commits say of their leaves
 }
 
 // liveNodes checks the nodes of a session that lives, up to commit last. The caller has
@@ -64,18 +65,22 @@ func (c *nodeCheck) check(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.depths(ctx); err != nil {
+		return err
+	}
 	return c.attachments(ctx)
 }
 
 // read reads the nodes and verifies that they are those of the commits.
 func (c *nodeCheck) read(ctx context.Context) error {
-	c.nodes, c.entries = nil, nil
+	c.nodes, c.entries, c.ends = nil, nil, nil
 	return c.h.Turns(ctx, 0, c.layer.Last, func(t *history.Turn) error {
 		if t.Revision == c.layer.Last && !c.layer.Commit.IsZero() && t.ID != c.layer.Commit {
 			return codec.Corrupt(damage.ErrHash, "commit %d of %s", t.Revision, c.h.Name)
 		}
 		c.nodes = c.h.AppendTurn(c.nodes, c.layer, t)
 		c.entries = history.Entries(c.entries, c.store.Space, t)
+		c.ends = append(c.ends, t.Base(t.ID))
 		return nil
 	})
 }
@@ -138,6 +143,53 @@ func pointsElsewhere(p graph.Position) error {
 	return fmt.Errorf("points to node %d of revision %d", p.Index, p.Revision)
 }
 
+// depths checks that the commits say how long the paths to their leaves are. That a node's parent is missing is for
+// another check.
+func (c *nodeCheck) depths(ctx context.Context) error {
+	known := map[graph.ID]uint64{{}: 0}
+	if o := c.h.Origin; o != nil {
+		known[o.Node()] = o.Depth
+	}
+	of := func(id graph.ID) (n uint64, err error) {
+		n, ok := known[id]
+		for i := len(c.layers) - 1; i >= 0 && !ok; i-- {
+			n, ok = c.lengths[c.layers[i].Inc][id]
+		}
+		if !ok {
+			err = steady(ctx, c.h, func() (err error) {
+				n, err = c.h.Depth(ctx, c.layer.Last, id)
+				return err
+			}, c.layers[:len(c.layers)-1]...)
+		}
+		if err == nil {
+			known[id] = n
+		}
+		return n, err
+	}
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		if before, err := of(n.Parent); err == nil {
+			known[n.ID] = before + 1
+		} else if endsSession(err) {
+			return err
+		}
+	}
+	if c.forks[c.h.Inc] > 0 {
+		c.lengths[c.h.Inc] = known
+	}
+	for i := range c.ends {
+		e := &c.ends[i]
+		n, err := of(e.Leaf)
+		if endsSession(err) {
+			return err
+		}
+		if err == nil && n != e.Depth {
+			c.problem(fmt.Errorf("it says %d nodes, and there are %d", e.Depth, n), "path to the leaf of commit %d of %s", e.Revision, c.h.Name)
+		}
+	}
+	return nil
+}
+
 // removed reports whether vacuum has removed a revision of a deleted session since it was
 // read.
 func (c *nodeCheck) removed(ctx context.Context, r head.Revision) (bool, error) {
@@ -147,7 +199,7 @@ func (c *nodeCheck) removed(ctx context.Context, r head.Revision) (bool, error) 
 		return err == nil, err
 	}
 	life, err := head.DecodeLife(key, value)
-	return err == nil && life.State != head.Live && life.Floor <= r, nil // a damaged record is told of elsewhere
+	return err == nil && life.State != head.Live && life.Floor <= r, nil // another check reports a damaged record
 }
 
 // parent checks that a node's parent is a node of the incarnation, or one that it shares

@@ -88,7 +88,7 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 			v.lives[inc] = life
 		}
 	case keys.About:
-		if about, err := head.DecodeMetadata(p.Key, p.Value); err == nil {
+		if about, err := head.DecodeAbout(p.Key, p.Value); err == nil {
 			v.mentioned[about.Incarnation] = p.Key
 			v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/head"
@@ -113,6 +114,33 @@ func (v *verifier) ancestors(ctx context.Context, ses *checkedSession) error {
 			return err
 		}
 		v.checkedEnds[a] = true // not before: an attempt that found damage may be made again
+	}
+	return v.depth(ctx, ses)
+}
+
+// depth checks that a fork says how long the path to its fork node is.
+func (v *verifier) depth(ctx context.Context, ses *checkedSession) error {
+	o := ses.Origin
+	for _, a := range slices.Backward(o.Ancestors) {
+		if a.Revision == 0 {
+			continue // It has none of the nodes.
+		}
+		n, known := v.lengths[a.Incarnation][o.Node()]
+		var err error
+		if !known { // The check of the ancestor has found damage, or another node.
+			var h *history.History
+			if h, err = v.store.Open(ctx, a.Incarnation); err != nil {
+				return err
+			}
+			err = steady(ctx, h, func() (err error) {
+				n, err = h.Depth(ctx, a.Revision, o.Node())
+				return err
+			})
+		}
+		if err == nil && n != o.Depth {
+			v.problem(fmt.Errorf("it says %d nodes, and there are %d", o.Depth, n), "path to the fork node of %s", ses.Name)
+		}
+		return err
 	}
 	return nil
 }

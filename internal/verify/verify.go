@@ -1,4 +1,5 @@
-// Package verify checks a store as a whole: every hash, link, checksum and reference. [Copy] copies a store to another engine, and verifies both.
+// Package verify checks a store as a whole: every hash, link, checksum and reference. [Copy] copies a store to another
+// engine, and verifies both.
 //
 // A check has three parts. It reads all records in one scan and gathers what they say of
 // each other: which incarnations have a lifecycle record, which session is a fork of which,
@@ -32,13 +33,15 @@ import (
 
 // A Report is what Check found.
 type Report struct {
-	Sessions, Commits, Nodes int
-	Blobs                    int     // Stored blobs.
-	Unreferenced             int     // Blobs that nothing refers to. They are garbage, not damage.
-	Condemned                int     // Blobs that a collector was about to delete.
-	Records                  int     // All records. Check verifies the checksum of each.
-	Problems                 []error // The first maxProblems problems.
-	More                     int     // The number of problems beyond these.
+	Sessions     int
+	Commits      int
+	Nodes        int
+	Blobs        int     // Stored blobs.
+	Unreferenced int     // Blobs that nothing refers to. They are garbage, not damage.
+	Condemned    int     // Blobs that a collector was about to delete.
+	Records      int     // All records. Check verifies the checksum of each.
+	Problems     []error // The first maxProblems problems.
+	More         int     // The number of problems beyond these.
 }
 
 // maxProblems bounds Report.Problems.
@@ -104,6 +107,8 @@ type verifier struct {
 
 	// positions has the nodes of the incarnations that have forks.
 	positions map[head.Incarnation]map[graph.ID]graph.Position
+	// lengths has how many nodes the paths to them have.
+	lengths map[head.Incarnation]map[graph.ID]uint64
 	// checkedEnds has the ends of shared histories that were compared with their commits.
 	checkedEnds map[head.Ancestor]bool
 	// referenced has the blobs that something refers to, each with the name of a session
@@ -133,6 +138,7 @@ func newVerifier(s history.Store, collector *gc.Collector, progress func(int)) *
 		shared:      map[head.Incarnation]history.Layer{},
 		names:       map[head.Incarnation]string{},
 		positions:   map[head.Incarnation]map[graph.ID]graph.Position{},
+		lengths:     map[head.Incarnation]map[graph.ID]uint64{},
 		checkedEnds: map[head.Ancestor]bool{},
 		referenced:  map[blob.ID]string{},
 		uses:        map[blobUse]head.Revision{},

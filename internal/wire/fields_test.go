@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/internal/wire"
+	"github.com/turnstonedb/turnstone/transcript"
 )
 
 // through sends a message as a document, and returns what is read.
@@ -42,6 +43,12 @@ func TestSV13_EveryFieldGoesThrough(t *testing.T) {
 	testkit.Fill(&n, 0)
 	same(t, through(t, wire.NodeOf(n)).Public(), n)
 
+	var snapshot transcript.Snapshot
+	testkit.Fill(&snapshot, 0)
+	same(t, through(t, wire.SaveOf("s", &snapshot)).Public(), snapshot)
+	same(t, through(t, wire.SaveOf("s", &transcript.Snapshot{State: map[string][]byte{}})).Public().State != nil, true)
+	same(t, through(t, wire.SaveOf("s", &transcript.Snapshot{})).Public().State == nil, true)
+
 	var p turnstone.RecordPage
 	testkit.Fill(&p, 0)
 	same(t, through(t, wire.PageOf(p)).Public(), p)
@@ -58,7 +65,7 @@ func TestSV13_EveryFieldGoesThrough(t *testing.T) {
 
 	for _, check := range []func(){
 		func() { plain[turnstone.Info](t) }, func() { plain[turnstone.Page](t) }, func() { plain[turnstone.Request](t) }, func() { plain[turnstone.Result](t) },
-		func() { plain[turnstone.LogEntry](t) }, func() { plain[turnstone.Change](t) }, func() { plain[turnstone.Feed](t) }, func() { plain[turnstone.Upload](t) },
+		func() { plain[turnstone.LogEntry](t) }, func() { plain[turnstone.Change](t) }, func() { plain[turnstone.Feed](t) }, func() { plain[turnstone.Upload](t) }, func() { plain[turnstone.Attached](t) }, func() { plain[transcript.Saved](t) },
 		func() { plain[turnstone.ListOptions](t) }, func() { plain[turnstone.Scope](t) }, func() { plain[turnstone.RecordQuery](t) },
 	} {
 		check()

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -9,10 +8,7 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
-	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/gc"
 )
 
 // Errors of the protocol. They match no error of a store.
@@ -40,83 +36,34 @@ var (
 	ErrOffset = errors.New("server: the upload goes on elsewhere")
 )
 
-// kinds has the kinds of problems. A problem is of the first kind that its error matches, and names all that it
-// matches.
-var kinds = []struct {
-	name   string
-	status int
-	err    error
-}{
-	{"unknown-outcome", http.StatusInternalServerError, turnstone.ErrOutcomeUnknown},
-	{"incomplete", http.StatusInternalServerError, turnstone.ErrIncomplete},
-	{"rejected", http.StatusUnprocessableEntity, turnstone.ErrRejected},
-	{"conflict", http.StatusConflict, turnstone.ErrConflict},
-	{"turn-conflict", http.StatusConflict, turnstone.ErrTurnConflict},
-	{"record-conflict", http.StatusConflict, turnstone.ErrRecordConflict},
-	{"exists", http.StatusConflict, turnstone.ErrExists},
-	{"has-children", http.StatusConflict, turnstone.ErrHasChildren},
-	{"session-deleted", http.StatusGone, turnstone.ErrSessionDeleted},
-	{"session-not-found", http.StatusNotFound, turnstone.ErrSessionNotFound},
-	{"node-not-found", http.StatusNotFound, turnstone.ErrNodeNotFound},
-	{"upload-expired", http.StatusConflict, turnstone.ErrUploadExpired},
-	{"blob-not-found", http.StatusNotFound, turnstone.ErrBlobNotFound},
-	{"record-not-found", http.StatusNotFound, turnstone.ErrRecordNotFound},
-	{"revision-not-found", http.StatusNotFound, turnstone.ErrRevisionNotFound},
-	{"revision-pruned", http.StatusGone, turnstone.ErrRevisionPruned},
-	{"store-not-found", http.StatusNotFound, turnstone.ErrStoreNotFound},
-	{"feed-off", http.StatusConflict, turnstone.ErrFeedOff},
-	{"cursor-expired", http.StatusGone, turnstone.ErrCursorExpired},
-	{"limit", http.StatusUnprocessableEntity, turnstone.ErrLimit},
-	{"invalid", http.StatusUnprocessableEntity, turnstone.ErrInvalid},
-	{"size", http.StatusUnprocessableEntity, blob.ErrSize},
-	{"superseded", http.StatusConflict, gc.ErrSuperseded},
-	{"unfinished-copy", http.StatusServiceUnavailable, turnstone.ErrUnfinishedCopy},
-	{"format", http.StatusInternalServerError, damage.ErrFormat},
-	{damaged, http.StatusInternalServerError, nil}, // *damage.CorruptError
-	{"missing", http.StatusInternalServerError, damage.ErrMissing},
-	{"hash", http.StatusInternalServerError, damage.ErrHash},
-	{"checksum", http.StatusInternalServerError, damage.ErrChecksum},
-	{"malformed-record", http.StatusInternalServerError, damage.ErrMalformed},
-	{"corrupt", http.StatusInternalServerError, engine.ErrCorrupt},
-	{"no-space", http.StatusInsufficientStorage, engine.ErrNoSpace},
-	{"read-only", http.StatusForbidden, engine.ErrReadOnly},
-	{"locked", http.StatusServiceUnavailable, engine.ErrLocked},
-	{"closed", http.StatusServiceUnavailable, engine.ErrClosed},
-	{"unavailable", http.StatusServiceUnavailable, engine.ErrUnavailable},
-	{"canceled", http.StatusServiceUnavailable, context.Canceled},
-	{"timeout", http.StatusGatewayTimeout, context.DeadlineExceeded},
-	{"malformed", http.StatusBadRequest, ErrDocument},
-	{"request", http.StatusBadRequest, ErrRequest},
-	{"no-operation", http.StatusNotFound, ErrRoute},
-	{"token", http.StatusUnauthorized, ErrToken},
-	{"scope", http.StatusForbidden, ErrScope},
-	{"too-large", http.StatusRequestEntityTooLarge, ErrTooLarge},
-	{"busy", http.StatusServiceUnavailable, ErrBusy},
-	{"restarted", http.StatusConflict, ErrRestarted},
-	{"base-not-found", http.StatusPreconditionFailed, ErrBase},
-	{"upload-not-found", http.StatusNotFound, ErrUpload},
-	{"upload-offset", http.StatusConflict, ErrOffset},
-}
+// kinds has the kinds of problems: those of the errors of a store, and the protocol's own. A problem is of the first
+// kind that its error matches, and names all that it matches.
+var kinds = append(turnstone.ErrorKinds(), []turnstone.ErrorKind{
+	{Name: "malformed", Status: http.StatusBadRequest, Class: "Invalid", Err: ErrDocument},
+	{Name: "request", Status: http.StatusBadRequest, Class: "Invalid", Err: ErrRequest},
+	{Name: "no-operation", Status: http.StatusNotFound, Err: ErrRoute},
+	{Name: "token", Status: http.StatusUnauthorized, Class: "Unauthorized", Err: ErrToken},
+	{Name: "scope", Status: http.StatusForbidden, Class: "Unauthorized", Err: ErrScope},
+	{Name: "too-large", Status: http.StatusRequestEntityTooLarge, Class: "Invalid", Err: ErrTooLarge},
+	{Name: "busy", Status: http.StatusServiceUnavailable, Class: "Unavailable", Err: ErrBusy},
+	{Name: "restarted", Status: http.StatusConflict, Err: ErrRestarted},
+	{Name: "base-not-found", Status: http.StatusPreconditionFailed, Err: ErrBase},
+	{Name: "upload-not-found", Status: http.StatusNotFound, Class: "NotFound", Err: ErrUpload},
+	{Name: "upload-offset", Status: http.StatusConflict, Err: ErrOffset},
+}...)
 
-const (
-	damaged = "damaged"
-	other   = "other" // of errors that match none of the kinds
-)
+const other = "other" // of errors that match none of the kinds
 
-// Kinds returns the status of each kind of problem, by its name.
-func Kinds() map[string]int {
-	out := map[string]int{other: http.StatusInternalServerError}
-	for _, k := range kinds {
-		out[k.name] = k.status
-	}
-	return out
+// Kinds returns all kinds of problems. The last one is that of errors of no other kind.
+func Kinds() []turnstone.ErrorKind {
+	return append(slices.Clone(kinds), turnstone.ErrorKind{Name: other, Status: http.StatusInternalServerError})
 }
 
 // typeBase is what the type of a problem begins with. The name of its kind follows.
 const typeBase = "https://github.com/turnstonedb/turnstone/blob/main/docs/http.md#"
 
-// An Error is an error as an RFC 9457 problem, and that problem as an error. It matches what the error of the server
-// matched, has the same text, and errors.As finds in it the typed error.
+// An Error carries an error from the server to the client as an RFC 9457 problem. The client gets an error that matches
+// what the server's error matched and has the same text. errors.As finds the typed error in it.
 type Error struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -152,13 +99,13 @@ func ErrorOf(err error) *Error {
 		out.Damage = &Damage{valid(corrupt.Object), valid(corrupt.Err.Error())}
 	}
 	for _, k := range kinds {
-		if k.err == nil && out.Damage == nil || k.err != nil && !errors.Is(err, k.err) {
+		if !k.Has(err) {
 			continue
 		}
 		if out.Matches == nil {
-			out.Type, out.Status = typeBase+k.name, k.status
+			out.Type, out.Status = typeBase+k.Name, k.Status
 		}
-		out.Matches = append(out.Matches, k.name)
+		out.Matches = append(out.Matches, k.Name)
 	}
 	out.Title = http.StatusText(out.Status)
 	errors.As(err, &out.Conflict)
@@ -173,7 +120,7 @@ func ErrorOf(err error) *Error {
 	return out
 }
 
-// valid returns text with what is no UTF-8 replaced: it may quote a request.
+// valid returns text with invalid UTF-8 replaced: text may quote a request.
 func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 // Kind returns the name of the kind of the problem.
@@ -186,8 +133,8 @@ func (e *Error) Error() string { return e.Detail }
 func (e *Error) Unwrap() []error {
 	var out []error
 	for _, k := range kinds {
-		if k.err != nil && slices.Contains(e.Matches, k.name) {
-			out = append(out, k.err)
+		if slices.Contains(e.Matches, k.Name) {
+			out = append(out, k.Err)
 		}
 	}
 	if e.Conflict != nil {

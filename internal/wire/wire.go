@@ -188,9 +188,9 @@ func (r *Reader) Read(message any) error {
 	return place(message, block)
 }
 
-// Decode reads a request into a message: one document, which is all of body. The message shares its memory. Fields
-// that the message does not have, and text that is no UTF-8, match ErrDocument. Of no document at all the error is
-// io.EOF, and of half a one io.ErrUnexpectedEOF.
+// Decode reads a request into a message. body has to be exactly one document. The message shares the memory of body.
+// The error matches ErrDocument if body has a field that the message does not have, or text that is no UTF-8. It is
+// io.EOF if there is no document, and io.ErrUnexpectedEOF if the document is cut off.
 func Decode(body []byte, message any) error {
 	line, rest, _ := bytes.Cut(bytes.TrimLeft(body, "\r\n \t"), []byte("\n"))
 	if len(line) == 0 {
@@ -347,7 +347,7 @@ func (r *Reader) line() ([]byte, error) {
 	}
 }
 
-// bytes returns the next n bytes. It allocates no more than a little ahead of what has come.
+// bytes returns the next n bytes. It allocates at most 1 MiB, or twice what has come.
 func (r *Reader) bytes(n int) ([]byte, error) {
 	out := make([]byte, 0, min(n, readAhead))
 	for len(out) < n {

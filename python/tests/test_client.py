@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ def test_what_is_committed_is_read(db: turnstonedb.Client) -> None:
         db.session("chat/1")
 
 
+def test_a_store_is_maintained(db: turnstonedb.Client) -> None:
+    s, _ = db.create("chat/1")
+    s.commit([NewNode("user", "one")])
+    s.commit([NewNode("user", "two")], expected=1)
+    first = s.load().nodes[0]
+    assert s.prune(1) and not s.prune(1)
+    s.seal()
+    db.seal()
+    assert db.stats().counts["sessions"] == 1 and "problems" not in db.verify().counts
+    up = db.upgrade().counts
+    assert up["from"] == up["to"] == db.stats().counts["format"]
+    assert "deleted" not in db.prune(inactive=3600, dry_run=True).counts
+    assert db.prune(inactive=0.000001, dry_run=True).counts["deleted"] == ["chat/1"]
+    with pytest.raises(turnstonedb.InvalidError):
+        db.prune(age=-1)
+    assert s.erase(first.id).counts["gone"] == 0
+    db.create("erased")
+    assert db.erase("erased", "refuse").counts["vacuum"]
+    assert len(s.load().nodes) == 1
+
+
 def test_errors_have_what_a_caller_acts_on(db: turnstonedb.Client) -> None:
     s, _ = db.create("s")
     s.commit()
@@ -108,6 +130,8 @@ def test_several_sessions_change_together(db: turnstonedb.Client) -> None:
         db.commit_all(a.turn(Commit()), db.session("b").turn(Commit("any")))
     assert db.session("b").info().revision == 1
     db.commit_all(a.turn(Commit(records=[RecordChange.set("k", b"v")]), records_only=True))
+    made = db.commit_all(db.first_turn("made", Commit(records=[RecordChange.set("k", b"v")]), records_only=True))
+    assert (made[0].created, made[0].revision) == (True, 0) and db.session("made").record("k").value == b"v"  # type: ignore[union-attr]
     assert a.info().revision == 1
 
 
@@ -121,6 +145,13 @@ def test_attachments_of_many_pieces(db: turnstonedb.Client, tmp_path: Path) -> N
     with path.open("rb") as f:
         assert s.put_attachment(f).size == 8_388_608
     assert s.put_attachment(b"").size == 0
+    assert s.attachment(a.id).expires
+    other, _ = db.create("other")
+    assert other.link_attachment(s.id, a.id) == a
+    other.commit([NewNode("k", attachments=[a])], stored={"part": a.id})
+    (listed,) = other.attachments()
+    assert (listed.attachment, listed.revision, listed == other.attachment(a.id)) == (a, 1, True)
+    assert other.checkpoint() == {"part": content}
     s.commit([NewNode("image", attachments=[a])], expected="any")
     assert b"".join(s.read_attachment(a.id)) == content
     with pytest.raises(turnstonedb.NotFoundError):
@@ -225,6 +256,93 @@ def test_what_can_not_be_done_is_said(store: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TURNSTONE_COMMAND", "/none")
     with pytest.raises(turnstonedb.Error, match="TURNSTONE_COMMAND"):
         turnstonedb.Client.open(store + "2")
+
+
+def test_what_takes_long_tells_of_its_progress(db: turnstonedb.Client) -> None:
+    class Slow(BaseHTTPRequestHandler):
+        """Answers as a server does whose work takes seconds."""
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            name = self.path.rpartition("/")[2]
+            self.send_response(200)
+            for header, value in (
+                ("Turnstone-Call", self.headers["Turnstone-Call"]),
+                ("Turnstone-Server", "s"),
+                ("Turnstone-Request", self.headers.get("Turnstone-Request", "")),
+            ):
+                self.send_header(header, value)
+            told = [b'{"progress":{"phase":"sessions",', b'"done":0}}\n\n', b'{"progress":{"phase":"sessions","done":10}}\n']
+            pieces = [b"{}"] if name == "list" else [*told, b'{"report":{"deleted":1}}\n', b'{"end":true}\n']
+            self.send_header("Content-Length", str(sum(map(len, pieces))))
+            self.end_headers()
+            for piece in pieces:
+                self.wfile.write(piece)
+                time.sleep(0.002)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with turnstonedb.Client(f"http://127.0.0.1:{server.server_port}") as slow:
+            told: list[tuple[str, int]] = []
+            s = turnstonedb.Session(slow, "s", "")
+            for report in (
+                slow.gc(progress=lambda *p: told.append(p)), slow.vacuum(progress=lambda *p: told.append(p)),
+                slow.verify(progress=lambda *p: told.append(p)), slow.erase("s", progress=lambda *p: told.append(p)),
+                s.gc(progress=lambda *p: told.append(p)), s.vacuum(progress=lambda *p: told.append(p)), s.erase("n", progress=lambda *p: told.append(p)),
+            ):  # fmt: skip
+                assert (told, report.counts["deleted"] > 0) == ([("sessions", 0), ("sessions", 10)] * (len(told) // 2), True)
+            assert len(told) == 14
+        server.shutdown()
+    # What is refused is the error that it is without.
+    with pytest.raises(turnstonedb.InvalidError):
+        db.erase("", progress=lambda *_: None)
+    assert not db.verify(progress=lambda *_: None).counts.get("problems")
+
+
+def test_a_watch_of_records_tells_what_stands_and_what_changes(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=5) as db:
+        a, _ = db.create("a")
+        b, _ = db.create("b")
+        a.change_records(RecordChange.set("p/1", b"\x00one"), RecordChange.set("q", b"other"))
+        seen: dict[tuple[str, str], bytes] = {}
+        changed = threading.Condition()
+
+        def watch() -> None:
+            for u in db.watch_records("p/"):
+                with changed:
+                    if u.anew:
+                        seen.clear()
+                    for r in u.records:
+                        seen[r.session, r.key] = r.value
+                        if r.version == "none":
+                            del seen[r.session, r.key]
+                    if not u.more:
+                        changed.notify()
+                    if ("b", "p/last") in seen:
+                        return
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+
+        def becomes(want: dict[tuple[str, str], bytes]) -> None:
+            with changed:
+                assert changed.wait_for(lambda: seen == want, 60), seen
+
+        becomes({("a", "p/1"): b"\x00one"})
+        b.change_records(RecordChange.set("p/1", b""))
+        becomes({("a", "p/1"): b"\x00one", ("b", "p/1"): b""})
+        os.kill(server._children[-1].pid, signal.SIGKILL)
+        b.commit(turn="t", records=[RecordChange.set("p/2", b"two")])
+        a.change_records(RecordChange.delete("p/1"))
+        becomes({("b", "p/1"): b"", ("b", "p/2"): b"two"})
+        b.change_records(RecordChange.set("p/last", b""))
+        watching.join(60)
+        assert not watching.is_alive()
+        first = next(iter(b.watch_records("p/2")))
+        assert [first.records[0].value, first.anew, first.more] == [b"two", True, False]
 
 
 def test_async_watches_split_lines_where_events_do(store: str) -> None:

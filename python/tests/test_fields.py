@@ -38,7 +38,7 @@ def sample(schema: dict[str, Any], all: list[Seen]) -> Any:
     if ref := schema.get("$ref"):
         return Seen(ref.rpartition("/")[2], all)
     first = schema.get("oneOf", [schema])[0]
-    kind = first.get("type")
+    kind = first.get("type", "object")
     if kind == "array":
         return [sample(first["items"], all)]
     if kind == "object":
@@ -77,7 +77,7 @@ def test_every_field_that_the_server_tells_is_read(schema: str) -> None:
 
 
 # Of the session that a request is about, and of the document.
-TARGET = {"session", "of", "follow"}
+TARGET = {"session", "incarnation", "follow"}
 
 WRITES: dict[str, list[Callable[..., Any]]] = {
     "turnstone.Request": [turnstonedb.Client.create, turnstonedb.Client.first_turn],
@@ -106,7 +106,22 @@ def test_every_field_that_the_server_takes_can_be_given(schema: str) -> None:
 
 def test_what_is_given_is_stored(db: turnstonedb.Client) -> None:
     db.create("p")
-    given = {"name": "n", "model": "m", "cwd": "/w", "group": "g", "labels": {"k": "v"}, "retention": 7, "summary": True, "parent": "p", "detached": True}
+    given = {
+        "name": "n",
+        "model": "m",
+        "cwd": "/w",
+        "group": "g",
+        "labels": {"k": "v"},
+        "retention": 7,
+        "custom": {"<": [1, None, 2.5]},
+        "host_created": "2001-02-03T04:05:06.7Z",
+        "host_updated": "2002-02-03T04:05:06Z",
+        "summary": True,
+        "parent": "p",
+        "detached": True,
+    }
+    fork = {"self", "id", "fork_node", "fork_at", "no_checkpoint"}
+    assert given.keys() == set(inspect.signature(turnstonedb.Client.create).parameters) - fork
     db.create("a", **given)  # type: ignore[arg-type]
     db.commit_all(db.first_turn("b", turnstonedb.Commit(), **given))  # type: ignore[arg-type]
     for id in ("a", "b"):

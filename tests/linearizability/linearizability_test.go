@@ -228,15 +228,21 @@ func (c *config) enough(t *testing.T, running ...*process) {
 			}
 		}
 		ops, puts := c.history(t)
-		text, err := os.ReadFile(c.file("watched"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			t.Fatal(err)
-		}
-		if len(ops) > 300 && len(puts) > 30 && bytes.Count(text, []byte("\n")) > 100 {
+		if len(ops) > 300 && len(puts) > 30 && len(c.lines(t, "watched")) > 100 && len(c.lines(t, "changes")) > 100 {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
+}
+
+// lines returns the lines of a file that a watcher writes: none if none has come so far.
+func (c *config) lines(t *testing.T, name string) []string {
+	t.Helper()
+	text, err := os.ReadFile(c.file(name))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(text))
 }
 
 func (c *config) stop(t *testing.T) {
@@ -282,10 +288,6 @@ func (c *config) startFeed(t *testing.T, st *turnstone.Store) {
 // deletion.
 func (c *config) changes(t *testing.T, st *turnstone.Store) (n int) {
 	t.Helper()
-	text, err := os.ReadFile(c.file("changes"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	begin, err := os.ReadFile(c.file("begin"))
 	if err != nil {
 		t.Fatal(err)
@@ -313,7 +315,7 @@ func (c *config) changes(t *testing.T, st *turnstone.Store) (n int) {
 		}
 		at, gone[session] = cursor, kind == "deleted"
 	}
-	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+	for _, line := range c.lines(t, "changes") {
 		f := strings.Split(line, ":")
 		revision, err := strconv.ParseUint(f[len(f)-1], 10, 64)
 		if len(f) != 4 || err != nil {
@@ -427,11 +429,7 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 // begin, and returns how many commits they have seen.
 func (c *config) watched(t *testing.T, s *turnstone.Session) int {
 	t.Helper()
-	text, err := os.ReadFile(c.file("watched"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := strings.Fields(string(text))
+	seen := c.lines(t, "watched")
 	n := 0
 	for e, err := range s.Log(ctx, 0) {
 		if err != nil {

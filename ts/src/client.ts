@@ -1,26 +1,33 @@
 import { randomBytes } from "node:crypto";
 import { InvalidError, NotFoundError, outcomeUnknown, TurnstoneError, UnavailableError } from "./errors.ts";
-import { type Options, Requests } from "./requests.ts";
+import { type Options, type Progress, Requests } from "./requests.ts";
 import { absolute, address, start } from "./server.ts";
 import type {
+	Attached,
 	Attachment,
 	Change,
 	Commit,
 	Create,
 	Feed,
+	History,
 	Info,
 	ListOptions,
 	LoadOptions,
 	LogEntry,
+	Message,
 	Metadata,
 	Node,
 	NodesOptions,
 	Page,
+	PruneOptions,
 	RecordChange,
 	RecordPage,
+	RecordUpdate,
 	Report,
 	Result,
 	Revision,
+	Saved,
+	SaveOptions,
 	State,
 	StoredRecord,
 } from "./types.ts";
@@ -38,7 +45,8 @@ export interface OpenOptions extends Pick<Options, "namespace" | "patience"> {
 export type SessionCommit =
 	| ({ session: Session; create?: never; recordsOnly?: never } & Commit)
 	| ({ create: Create & { id: string }; session?: never; recordsOnly?: never } & Commit)
-	| { session: Session; recordsOnly: true; records: RecordChange[]; create?: never };
+	| { session: Session; recordsOnly: true; records: RecordChange[]; create?: never }
+	| { create: Create & { id: string }; recordsOnly: true; records: RecordChange[]; session?: never };
 
 /** A connection with a server of stores. Use `Client.open` for a store in a directory, and `new Client(address)` for a server that runs. */
 export class Client {
@@ -87,13 +95,52 @@ export class Client {
 	/** Makes a session, or returns the one that exists, and whether it was made. */
 	async create(id: string, options: Create = {}): Promise<{ session: Session; created: boolean; info: Info }> {
 		const { new: created, ...info } = (await this.requests.one("create", { id, ...options }, write())).value as Info & { new: boolean };
-		return { session: new Session(this, info.id, info.of), created, info };
+		return { session: new Session(this, info.id, info.incarnation), created, info };
+	}
+
+	/**
+	 * Makes messages the history of a session, and stores the difference. It makes the session if there is none, as `create` does. What is edited or left out
+	 * stays in the graph, as a branch.
+	 */
+	async save(id: string, messages: Message[], options: SaveOptions = {}): Promise<Saved> {
+		const { state, empty, usage, turn, base, touch, summary, parent, forkNode, forkAt, noCheckpoint, detached, ...metadata } = options;
+		const parts = state instanceof Map ? [...state] : Object.entries(state ?? {});
+		const sent = {
+			session: id,
+			messages: messages.map(({ kind, payload, attachments }) => ({ kind, payload, attachments })),
+			...metadata,
+			...{ empty, usage, turn, base, touch, new: { summary, parent, forkNode, forkAt, noCheckpoint, detached } },
+			...(state && { state: parts.map(([name, content]) => ({ name, content })) }),
+		};
+		return (await this.requests.one("save", sent, write())).value; // Another server might save it again, over what others have saved since.
+	}
+
+	/** Returns the whole history of a session, or undefined if there is none. */
+	async history(id: string): Promise<History | undefined> {
+		for (;;) {
+			try {
+				const session = await this.session(id);
+				const { revision, commit, nodes, parts } = await session.load();
+				const state = parts.length > 0 ? await session.checkpoint(revision) : new Map<string, Buffer>();
+				const info = await session.info();
+				if ((info.commit ?? "") !== (commit ?? "")) continue; // Somebody has committed between these reads.
+				return {
+					info,
+					state,
+					messages: nodes.map(({ id, kind, payload, attachments }) => ({ id, kind, payload, ...(attachments && { attachments }) })),
+				};
+			} catch (e) {
+				if (!(e instanceof NotFoundError)) throw e;
+				if (["session-not-found", "session-deleted"].includes(e.kind)) return undefined;
+				if (e.kind !== "revision-pruned") throw e;
+			}
+		}
 	}
 
 	/** Returns an existing session, or fails with NotFoundError. */
 	async session(id: string): Promise<Session> {
 		const info = await new Session(this, id).info();
-		return new Session(this, info.id, info.of);
+		return new Session(this, info.id, info.incarnation);
 	}
 
 	/** Lists sessions, the most recently updated first: a page of them. */
@@ -117,6 +164,14 @@ export class Client {
 	/** Lists records of all sessions, in the order of their keys: a page of them. */
 	async records(prefix = "", { after, limit }: { after?: string; limit?: number } = {}): Promise<RecordPage> {
 		return readRecords(await this.requests.one("records", { prefix, after, limit }));
+	}
+
+	/**
+	 * Yields the records of all sessions whose keys begin with a prefix, and the changes of them that come. It begins anew when the connection is cut, and
+	 * ends with the signal, or when the client is closed.
+	 */
+	watchRecords(prefix = "", { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<RecordUpdate> {
+		return updates(this.requests, { prefix }, signal);
 	}
 
 	/** Removes the session that has an id now. children says what becomes of its forks. */
@@ -148,14 +203,50 @@ export class Client {
 	}
 
 	/** Deletes the blobs that nothing refers to. */
-	async gc(options: { dryRun?: boolean; full?: boolean } = {}): Promise<Report> {
-		return report(await this.requests.several("gc", options, write(true)));
+	async gc({ progress, ...options }: { dryRun?: boolean; full?: boolean; progress?: Progress } = {}): Promise<Report> {
+		return report(await this.requests.several("gc", options, write(true), progress));
 	}
 
 	/** Removes what is detached, and gives the space back. */
-	async vacuum(): Promise<Report> {
-		return report(await this.requests.several("vacuum", {}, write(true)));
+	async vacuum({ noCompaction = false, progress }: { noCompaction?: boolean; progress?: Progress } = {}): Promise<Report> {
+		return report(await this.requests.several("vacuum", { noCompaction }, write(true), progress));
 	}
+
+	/** Applies retention to all sessions. */
+	async prune(options: PruneOptions = {}): Promise<Report> {
+		const { age, inactive, ...rest } = options;
+		const message = { ...rest, ageNanoseconds: nanoseconds(age), inactiveNanoseconds: nanoseconds(inactive) };
+		return report(await this.requests.several("prune", message, write()));
+	}
+
+	/** Deletes the session that has an id now, and removes what it alone had from the store's files. */
+	async erase(id: string, children: "keep" | "refuse" | "cascade" = "keep", { progress }: { progress?: Progress } = {}): Promise<Report> {
+		return report(await this.requests.several("erase", { session: id, children }, write(), progress));
+	}
+
+	/** Makes segments of loose commits. */
+	async seal(): Promise<void> {
+		await this.requests.several("seal", {}, write(true));
+	}
+
+	/** Checks every hash, link, checksum and reference. Nothing is wrong if the report has no `problems`. */
+	async verify({ progress }: { progress?: Progress } = {}): Promise<Report> {
+		return report(await this.requests.several("verify", {}, write(true), progress));
+	}
+
+	/** Says what the namespace holds, and what that takes. */
+	async stats(): Promise<Report> {
+		return report(await this.requests.several("stats", {}, write(true)));
+	}
+
+	/** Raises the format of the store to the newest one. */
+	async upgrade(): Promise<{ from: number; to: number }> {
+		return (await this.requests.one("upgrade", {}, write())).value as unknown as { from: number; to: number };
+	}
+}
+
+function nanoseconds(seconds: number | undefined): number | undefined {
+	return seconds === undefined ? undefined : Math.round(seconds * 1e9);
 }
 
 /** A session. Its methods fail with SessionDeletedError when it was deleted or renamed. */
@@ -163,13 +254,13 @@ export class Session {
 	readonly client: Client;
 	readonly id: string;
 	/** @internal */
-	readonly target: { session: string; of?: string };
+	readonly target: { session: string; incarnation?: string };
 
-	/** Returns a handle without asking the server. Without `of` each call is about whatever session has the id then. */
-	constructor(client: Client, id: string, of?: string) {
+	/** Returns a handle without asking the server. Without `incarnation` each call is about whatever session has the id then. */
+	constructor(client: Client, id: string, incarnation?: string) {
 		this.client = client;
 		this.id = id;
-		this.target = of === undefined ? { session: id } : { session: id, of };
+		this.target = incarnation === undefined ? { session: id } : { session: id, incarnation };
 	}
 
 	/** Returns metadata, head and totals. */
@@ -255,8 +346,8 @@ export class Session {
 		return (await this.#one("change-records", { changes }, write())).value.versions ?? [];
 	}
 
-	/** Empties fields, and merges others. */
-	async saveMetadata(fields: Metadata, empty: (keyof Metadata)[] = []): Promise<void> {
+	/** Empties fields ("all" is every one), and merges others. Without both, it says that the session was used. */
+	async saveMetadata(fields: Metadata, empty: (keyof Metadata | "all")[] = []): Promise<void> {
 		await this.#one("save-metadata", { ...fields, empty }, write());
 	}
 
@@ -281,8 +372,8 @@ export class Session {
 	}
 
 	/**
-	 * Removes this session, also if it was renamed since, and never another one that has its id by now. A handle that was made without `of` means
-	 * whatever session has the id.
+	 * Removes this session, also if it was renamed since, and never another one that has its id by now. A handle that was made without an incarnation
+	 * means whatever session has the id.
 	 */
 	async delete(children: "keep" | "refuse" | "cascade" = "keep"): Promise<void> {
 		await this.#one("delete", { children }, write());
@@ -294,6 +385,26 @@ export class Session {
 			after = (event as LogEntry).revision;
 			yield event as LogEntry;
 		}
+	}
+
+	/** Yields the records whose keys begin with a prefix, and the changes of them that come, as `Client.watchRecords` does. */
+	watchRecords(prefix = "", { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<RecordUpdate> {
+		return updates(this.client.requests, { ...this.target, prefix }, signal);
+	}
+
+	/** Returns what is known of an attachment, without its bytes. */
+	async attachment(id: string): Promise<Attached> {
+		return (await this.#one("stat-attachment", { id })).value;
+	}
+
+	/** Returns the attachments of the session's nodes, in the order of time. */
+	async attachments(): Promise<Attached[]> {
+		return (await this.#one("attachments", {})).value.attachments ?? [];
+	}
+
+	/** Makes an attachment of another session one that commits of this one may refer to. */
+	async linkAttachment(from: string, id: string): Promise<Attachment> {
+		return (await this.#one("link-attachment", { from, id }, write())).value;
 	}
 
 	/** Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is. */
@@ -385,21 +496,36 @@ export class Session {
 	}
 
 	/** Deletes blobs that this session let go of and nothing refers to. */
-	async gc(options: { dryRun?: boolean; full?: boolean } = {}): Promise<Report> {
-		return report(await this.#several("gc", options, write(true)));
+	async gc({ progress, ...options }: { dryRun?: boolean; full?: boolean; progress?: Progress } = {}): Promise<Report> {
+		return report(await this.#several("gc", options, write(true), progress));
 	}
 
 	/** Removes the content of tombstoned nodes from the store's files. */
-	async vacuum(): Promise<Report> {
-		return report(await this.#several("vacuum", {}, write(true)));
+	async vacuum({ noCompaction = false, progress }: { noCompaction?: boolean; progress?: Progress } = {}): Promise<Report> {
+		return report(await this.#several("vacuum", { noCompaction }, write(true), progress));
+	}
+
+	/** Retains the last revisions, and those that are kept by name. Returns whether the floor has moved. */
+	async prune(revisions: number): Promise<boolean> {
+		return report(await this.#several("prune", { revisions }, write())).sessions === 1;
+	}
+
+	/** Tombstones nodes, and removes their content from the store's files. */
+	async erase(...nodes: string[]): Promise<Report> {
+		return report(await this.#several("erase-nodes", { nodes }, write(true)));
+	}
+
+	/** Makes segments of loose commits. */
+	async seal(): Promise<void> {
+		await this.#several("seal", {}, write(true));
 	}
 
 	#one(name: string, message: object, as?: ReturnType<typeof write>): Promise<Document> {
 		return this.client.requests.one(name, { ...message, ...this.target }, as);
 	}
 
-	#several(name: string, message: object, as?: ReturnType<typeof write>): Promise<Document[]> {
-		return this.client.requests.several(name, { ...message, ...this.target }, as);
+	#several(name: string, message: object, as?: ReturnType<typeof write>, progress?: Progress): Promise<Document[]> {
+		return this.client.requests.several(name, { ...message, ...this.target }, as, progress);
 	}
 }
 
@@ -417,6 +543,7 @@ function wireCommit({ checkpoint, expected = 0, ...commit }: Commit): object {
 }
 
 type WireNode = Omit<Node, "payload"> & { payload: Place };
+type WireUpdate = Omit<StoredRecord, "value"> & { value: string | null };
 type WireRecord = Omit<StoredRecord, "value"> & { value: Place };
 
 function readNode(n: WireNode, d: Document): Node {
@@ -431,12 +558,22 @@ function readRecord(r: WireRecord, d: Document): StoredRecord {
 	return { ...r, value: d.bytes(r.value) };
 }
 
+async function* updates(requests: Requests, query: Record<string, string>, signal?: AbortSignal): AsyncGenerator<RecordUpdate> {
+	for await (const event of requests.events("/v1/watch-records", () => query, signal)) {
+		const { records = [], anew = false, more = false } = event as { records?: WireUpdate[]; anew?: boolean; more?: boolean };
+		yield { records: records.map((r) => ({ ...r, value: Buffer.from(r.value ?? "", "base64") })), anew, more };
+	}
+}
+
 function readRecords(d: Document): RecordPage {
 	return { ...d.value, records: (d.value.records ?? []).map((r: WireRecord) => readRecord(r, d)) };
 }
 
 function report(answer: Document[]): Report {
-	for (const d of answer) if (d.value.report ?? d.value.vacuum) return d.value.report ?? d.value.vacuum;
+	for (const { value: v } of answer) {
+		const found = v.report ?? v.vacuum ?? v.prune ?? v.erasure ?? v.verified ?? v.stats;
+		if (found) return found;
+	}
 	throw new UnavailableError("the answer has no report");
 }
 

@@ -1,3 +1,5 @@
+import { kinds } from "./kinds.ts";
+
 /** A problem, as RFC 9457 calls what a server answers instead of a result. docs/http.md of the project has the kinds. */
 export interface Problem {
 	type?: string;
@@ -63,6 +65,9 @@ export class RecordConflictError extends TurnstoneError {
 	readonly version = this.problem.recordConflict?.version ?? "";
 }
 
+/** What is stored does not allow it: the id or name is taken, the session has children, the feed is off, or it is another store. */
+export class RefusedError extends TurnstoneError {}
+
 /** There is no such session, node, record, revision or attachment. */
 export class NotFoundError extends TurnstoneError {}
 
@@ -71,6 +76,9 @@ export class SessionDeletedError extends NotFoundError {}
 
 /** The request is malformed, contradicts itself or the session, or exceeds a limit. */
 export class InvalidError extends TurnstoneError {}
+
+/** Data of the store is missing or damaged. */
+export class DamagedError extends TurnstoneError {}
 
 /** The token is missing or unknown, or does not allow the request. */
 export class UnauthorizedError extends TurnstoneError {}
@@ -81,34 +89,25 @@ export class UnavailableError extends TurnstoneError {}
 /** The server could not be reached again, and may have made the write. */
 export class OutcomeUnknownError extends UnavailableError {}
 
-const kinds = new Map<string, typeof TurnstoneError>([
-	["unknown-outcome", OutcomeUnknownError],
-	["conflict", ConflictError],
-	["turn-conflict", TurnConflictError],
-	["record-conflict", RecordConflictError],
-	["session-deleted", SessionDeletedError],
-	...of(
-		NotFoundError,
-		"session-not-found",
-		"node-not-found",
-		"blob-not-found",
-		"record-not-found",
-		"revision-not-found",
-		"revision-pruned",
-		"upload-not-found",
-	),
-	...of(InvalidError, "limit", "invalid", "size", "malformed", "request", "too-large", "rejected"),
-	...of(UnauthorizedError, "token", "scope"),
-	...of(UnavailableError, "locked", "closed", "unavailable", "unfinished-copy", "busy"),
-]);
+const classes = {
+	ConflictError,
+	DamagedError,
+	InvalidError,
+	NotFoundError,
+	OutcomeUnknownError,
+	RecordConflictError,
+	RefusedError,
+	SessionDeletedError,
+	TurnConflictError,
+	UnauthorizedError,
+	UnavailableError,
+} satisfies Record<string, typeof TurnstoneError>;
 
-function of(error: typeof TurnstoneError, ...names: string[]): [string, typeof TurnstoneError][] {
-	return names.map((name) => [name, error]);
-}
+const classOf = new Map<string, typeof TurnstoneError>(Object.entries(kinds).map(([kind, name]) => [kind, classes[name]]));
 
 /** Returns a problem as an error. */
 export function ofProblem(problem: Problem): TurnstoneError {
-	const error = kinds.get((problem.type ?? "").replace(/^.*#/, "")) ?? TurnstoneError;
+	const error = classOf.get((problem.type ?? "").replace(/^.*#/, "")) ?? TurnstoneError;
 	return new error(problem.detail ?? "", problem);
 }
 

@@ -10,7 +10,7 @@
  *     db.close();
  *
  * `turnstonedb/langgraph` is a checkpointer for LangGraph, `turnstonedb/agents` a session for the OpenAI Agents SDK, and `turnstonedb/ai` keeps chats of
- * the AI SDK.
+ * the AI SDK. `turnstonedb/transcript` is for hosts that save whole histories.
  *
  * @module
  */
@@ -18,17 +18,19 @@
 export { Client, type OpenOptions, Session, type SessionCommit } from "./client.ts";
 export {
 	ConflictError,
+	DamagedError,
 	InvalidError,
 	NotFoundError,
 	OutcomeUnknownError,
 	type Problem,
 	RecordConflictError,
+	RefusedError,
 	SessionDeletedError,
 	TurnConflictError,
 	TurnstoneError,
 	UnauthorizedError,
 	UnavailableError,
 } from "./errors.ts";
-export type { Options } from "./requests.ts";
+export type { Options, Progress } from "./requests.ts";
 export type * from "./types.ts";
 export type { Bytes } from "./wire.ts";

@@ -101,6 +101,22 @@ async function check(answer: Answer): Promise<void> {
 	throw new TurnstoneError(text);
 }
 
+/** Is called with the phase of what takes long, and how far it is in what the phase is about: sessions, uploads, blobs, records. */
+export type Progress = (phase: string, done: number) => void;
+
+/** Returns the documents of an answer, which tell of the progress of the work while they come. */
+async function told(answer: Answer, progress: Progress): Promise<Document[]> {
+	const decoder = new Decoder();
+	const all: Document[] = [];
+	for await (const piece of answer.pieces()) {
+		for (const d of decoder.feed(piece)) {
+			all.push(d);
+			if (d.value.progress) progress(d.value.progress.phase, d.value.progress.done);
+		}
+	}
+	return all;
+}
+
 /** Throws if the last of several documents is not the end. */
 function finish(last: Document | undefined): void {
 	if (last?.value.problem) throw ofProblem(last.value.problem as Problem);
@@ -162,11 +178,11 @@ export class Requests {
 	}
 
 	/** Calls an operation that answers with several documents. */
-	several(name: string, message: object, write?: Write): Promise<Document[]> {
-		return this.#run(name, message, true, write);
+	several(name: string, message: object, write?: Write, progress?: Progress): Promise<Document[]> {
+		return this.#run(name, message, true, write, progress);
 	}
 
-	async #run(name: string, message: object, several: boolean, write?: Write): Promise<Document[]> {
+	async #run(name: string, message: object, several: boolean, write?: Write, progress?: Progress): Promise<Document[]> {
 		const body = encode(message);
 		if (body.length > limits.request) {
 			const text = `${name} of ${body.length} bytes: a server reads ${limits.request} at most`;
@@ -181,7 +197,7 @@ export class Requests {
 				answer = await this.#send("POST", `/v1/${name}`, { body, headers: attempts.headers() });
 				await check(answer);
 				begun = several;
-				const answered = documents(await answer.body());
+				const answered = progress ? await told(answer, progress) : documents(await answer.body());
 				if (several) finish(answered.at(-1));
 				else if (answered.length === 0) throw new LostError("the answer is cut off");
 				return answered;

@@ -2,10 +2,10 @@
 
 import { spawn } from "node:child_process";
 import { accessSync, closeSync, constants, fstatSync, mkdtempSync, openSync, readSync, rmSync } from "node:fs";
+import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { delimiter, join, resolve } from "node:path";
 import type { Readable } from "node:stream";
-import { fileURLToPath } from "node:url";
 import { TurnstoneError, unavailable } from "./errors.ts";
 
 export const commandVariable = "TURNSTONE_COMMAND";
@@ -13,12 +13,21 @@ const socketName = "turnstone.http";
 const maxSocket = 103;
 const startMilliseconds = 60_000;
 
-/** Returns the path of the command: that of the environment variable, of the package, or on the path. */
+/** Returns the path of the command that the package for this machine has, if it is installed. */
+export function ownCommand(): string | undefined {
+	const file = process.platform === "win32" ? "turnstone.exe" : "turnstone";
+	try {
+		return createRequire(import.meta.url).resolve(`turnstonedb-${process.platform}-${process.arch}/bin/${file}`);
+	} catch {
+		return undefined;
+	}
+}
+
+/** Returns the path of the command: that of the environment variable, of the package for this machine, or on the path. */
 export function command(): string {
-	const named = process.env[commandVariable];
+	const named = process.env[commandVariable] || ownCommand();
 	if (named) return named;
-	const own = fileURLToPath(new URL("../bin/turnstone", import.meta.url));
-	for (const path of [own, ...(process.env.PATH ?? "").split(delimiter).map((d) => join(d, "turnstone"))]) {
+	for (const path of (process.env.PATH ?? "").split(delimiter).map((d) => join(d, "turnstone"))) {
 		try {
 			accessSync(path, constants.X_OK);
 			return path;

@@ -73,6 +73,11 @@ export interface Metadata {
 	labels?: Record<string, string>;
 	/** How many of the latest revisions can be read as they were. */
 	retention?: number | "all";
+	/** Any JSON value, up to 16 KiB. */
+	custom?: unknown;
+	/** When the host's own session was made, and changed: a time of RFC 3339. */
+	hostCreated?: string;
+	hostUpdated?: string;
 }
 
 /** How a session is made. */
@@ -90,10 +95,13 @@ export interface Create extends Metadata {
 export interface Info extends Metadata {
 	id: string;
 	/** The session itself, whatever its id is. */
-	of: string;
+	incarnation: string;
 	revision: number;
 	created: string;
 	updated: string;
+	/** Nodes on the path to the leaf, inherited and tombstoned ones included. */
+	messages: number;
+	/** Nodes that the session itself added, tombstoned ones and those of other branches included. */
 	nodes: number;
 	bytes: number;
 	summary?: boolean;
@@ -130,6 +138,61 @@ export interface StoredRecord {
 	time: string;
 }
 
+/** An attachment that a session has, with its first node and when that was committed, or until when it waits for a commit. */
+export interface Attached extends Attachment {
+	node?: string;
+	revision?: number;
+	inherited?: boolean;
+	time?: string;
+	expires?: string;
+}
+
+/** One entry of a whole history. */
+export interface Message {
+	kind: string;
+	payload: Bytes;
+	attachments?: Attachment[];
+}
+
+/** How to save a whole history. Metadata are merged, after those in `empty` were emptied; the rest of `Create` counts if the session is made. */
+export interface SaveOptions extends Create {
+	/** All of the host's settings. Without it, they stay as they are. */
+	state?: Map<string, Bytes> | { [name: string]: Bytes };
+	empty?: string[];
+	/** Tokens since the last save. */
+	usage?: Usage[];
+	/** Makes the usage count once, however often it is saved. */
+	turn?: string;
+	/** The revision that the session must have. Without it, the last save wins. */
+	base?: Revision;
+	/** A save that changes nothing counts as an update. */
+	touch?: boolean;
+}
+
+/** What a save did: so many messages were kept, and so many written. */
+export interface Saved {
+	/** The `base` of the next save. */
+	revision: number;
+	kept: number;
+	added: number;
+}
+
+/** A whole history. The id of a message is the node that holds it. */
+export interface History {
+	info: Info;
+	messages: (Message & { id: string; payload: Buffer })[];
+	state: Map<string, Buffer>;
+}
+
+/** What a watch of records has seen: records that were set, as they stand now, and deleted ones, with the version "none". */
+export interface RecordUpdate {
+	records: StoredRecord[];
+	/** The watch begins with this value, or had to begin again: what came before is void. */
+	anew: boolean;
+	/** The rest comes with the next value. */
+	more: boolean;
+}
+
 /** A part of a list of records. `next` is `after` of the next page, and absent on the last one. */
 export interface RecordPage {
 	records: StoredRecord[];
@@ -156,6 +219,8 @@ export interface Commit {
 	leaf?: string | number;
 	/** The parts that it sets. */
 	checkpoint?: { [name: string]: Bytes } | Map<string, Bytes>;
+	/** The parts that it sets to the content of an attachment that is stored already: its id, by the part. */
+	stored?: { [name: string]: string };
 	/** The parts that it removes. */
 	drop?: string[];
 	usage?: Usage[];
@@ -237,7 +302,7 @@ export interface LogEntry {
 export interface Change {
 	kind: string;
 	session?: string;
-	of: string;
+	incarnation: string;
 	/** Where the feed goes on after it. */
 	cursor: string;
 	time: string;
@@ -255,3 +320,16 @@ export interface Feed {
 
 /** What a collection or a vacuum did: the numbers that the server tells, by name. */
 export type Report = { [name: string]: unknown };
+
+/** What to prune. Times are in seconds. */
+export interface PruneOptions {
+	/** How many of its last revisions a session retains that has no number of its own. */
+	revisions?: number;
+	/** Revisions that are older go. */
+	age?: number;
+	/** Sessions that nobody has used for so long are deleted. */
+	inactive?: number;
+	/** The least recently updated sessions are deleted, so that all others have at most so many bytes. */
+	bytes?: number;
+	dryRun?: boolean;
+}

@@ -1,6 +1,9 @@
 import { execFileSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
+import { once } from "node:events";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -12,6 +15,7 @@ import {
 	NotFoundError,
 	type Options,
 	RecordConflictError,
+	Session,
 	type SessionCommit,
 	SessionDeletedError,
 	TurnConflictError,
@@ -86,6 +90,19 @@ test("what is committed is read", async () => {
 	expect(await s.gc({ dryRun: true })).toHaveProperty("sessions");
 	expect(await s.vacuum()).toHaveProperty("removed");
 	expect(await db.vacuum()).toHaveProperty("removed");
+	expect([await s.prune(1), await s.prune(1)]).toEqual([true, false]);
+	await s.seal();
+	await db.seal();
+	expect(await db.stats()).toMatchObject({ sessions: 1 });
+	expect(await db.verify()).not.toHaveProperty("problems");
+	const { format } = await db.stats();
+	expect(await db.upgrade()).toEqual({ from: format, to: format });
+	expect(await db.prune({ inactive: 3600, dryRun: true })).not.toHaveProperty("deleted");
+	expect(await db.prune({ inactive: 0.000001, dryRun: true })).toHaveProperty("deleted");
+	await expect(db.prune({ age: -1 })).rejects.toThrow(InvalidError);
+	expect(await s.erase((await s.load({ full: true })).nodes[0]?.id as string)).toMatchObject({ gone: 0 });
+	await db.create("erased");
+	expect(await db.erase("erased", "refuse")).toHaveProperty("vacuum");
 	await db.delete("chat/1");
 	await expect(s.info()).rejects.toThrow(SessionDeletedError);
 	await expect(db.session("chat/1")).rejects.toThrow(NotFoundError);
@@ -144,6 +161,8 @@ test("several sessions change together", async () => {
 	await db.commitAll([{ session: a, recordsOnly: true, records: [{ key: "k", action: "set", value: "v" }] }]);
 	expect((await a.info()).revision).toBe(1);
 	expect((await a.record("k"))?.value.toString()).toBe("v");
+	const [made] = await db.commitAll([{ create: { id: "made" }, recordsOnly: true, records: [{ key: "k", action: "set", value: "v" }] }]);
+	expect([made?.created, made?.revision, (await (await db.session("made")).record("k"))?.value.toString()]).toEqual([true, 0, "v"]);
 	// What contradicts itself is refused, and not stored in part.
 	const both = { session: a, recordsOnly: true, nodes: [{ kind: "k" }], records: [] } as unknown as SessionCommit;
 	await expect(db.commitAll([both])).rejects.toThrow(InvalidError);
@@ -165,6 +184,14 @@ test("attachments of many pieces", async () => {
 	}
 	expect((await s.putAttachment(stream())).size).toBe(8_388_608);
 	expect((await s.putAttachment(Buffer.alloc(0))).size).toBe(0);
+	expect((await s.attachment(a.id)).expires).toBeTruthy();
+	const { session: other } = await db.create("other");
+	expect(await other.linkAttachment(s.id, a.id)).toEqual(a);
+	await other.commit({ nodes: [{ kind: "k", payload: "", attachments: [a] }], stored: { part: a.id } });
+	const listed = await other.attachments();
+	expect(listed).toEqual([await other.attachment(a.id)]);
+	expect(listed[0]).toMatchObject({ ...a, revision: 1 });
+	expect((await other.checkpoint()).get("part")?.equals(content)).toBe(true);
 	await s.commit({ nodes: [{ kind: "image", attachments: [a] }], expected: "any" });
 	expect(Buffer.concat(await all(s.readAttachment(a.id))).equals(content)).toBe(true);
 	await expect(s.readAttachment("0".repeat(64)).next()).rejects.toThrow(NotFoundError);
@@ -204,6 +231,80 @@ test("watches go on when the server is killed", async () => {
 		if (c.revision === 30) break;
 	}
 	expect(told).toEqual([["created", undefined], ...revisions.map((i) => ["committed", i])]);
+});
+
+test("what takes long tells of its progress", async () => {
+	const server = createServer((q, r) => {
+		q.resume().on("end", async () => {
+			const call = q.headers["turnstone-call"] as string;
+			r.writeHead(200, { "Turnstone-Call": call, "Turnstone-Server": "s", "Turnstone-Request": q.headers["turnstone-request"] ?? "" });
+			if (q.url === "/v1/list") return r.end("{}");
+			for (const piece of ['{"progress":{"phase":"sessions",', '"done":0}}\n\n', '{"progress":{"phase":"sessions","done":10}}\n']) {
+				r.write(piece);
+				await sleep(2);
+			}
+			r.end('{"report":{"deleted":1}}\n{"end":true}\n');
+		});
+	}).listen(0, "127.0.0.1");
+	await once(server, "listening");
+	const slow = new Client(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+	const told: unknown[] = [];
+	const progress = (phase: string, done: number) => told.push([phase, done]);
+	const s = new Session(slow, "s");
+	const all = [
+		() => slow.gc({ progress }),
+		() => slow.vacuum({ progress }),
+		() => slow.verify({ progress }),
+		() => slow.erase("s", "keep", { progress }),
+	];
+	for (const f of [...all, () => s.gc({ progress }), () => s.vacuum({ progress })]) {
+		expect(await f()).toEqual({ deleted: 1 });
+		expect(told.splice(0)).toEqual([
+			["sessions", 0],
+			["sessions", 10],
+		]);
+	}
+	slow.close();
+	server.close();
+	const db = await open();
+	await expect(db.erase("", "keep", { progress })).rejects.toThrow(InvalidError);
+	expect((await db.verify({ progress })).problems).toBeUndefined();
+});
+
+test("a watch of records tells what stands and what changes", async () => {
+	const db = await open(newStore(), { idle: 5 });
+	const { session: a } = await db.create("a");
+	const { session: b } = await db.create("b");
+	await a.changeRecords([
+		{ key: "p/1", action: "set", value: Buffer.from([0, 1]) },
+		{ key: "q", action: "set", value: "other" },
+	]);
+	const seen = new Map<string, string>();
+	let partial = true;
+	const stop = new AbortController();
+	const watching = (async () => {
+		for await (const u of db.watchRecords("p/", { signal: stop.signal })) {
+			if (u.anew) seen.clear();
+			for (const r of u.records) {
+				if (r.version === "none") seen.delete(`${r.session} ${r.key}`);
+				else seen.set(`${r.session} ${r.key}`, r.value.toString("hex"));
+			}
+			partial = u.more;
+		}
+	})().catch((e: unknown) => e);
+	const becomes = (want: Record<string, string>) => vi.waitFor(() => expect([partial, Object.fromEntries(seen)]).toEqual([false, want]), 60_000);
+	await becomes({ "a p/1": "0001" });
+	await b.changeRecords([{ key: "p/1", action: "set", value: "" }]);
+	await becomes({ "a p/1": "0001", "b p/1": "" });
+	process.kill(children.at(-1) as number, "SIGKILL");
+	await b.commit({ turn: "t", records: [{ key: "p/2", action: "set", value: "2" }] });
+	await a.changeRecords([{ key: "p/1", action: "delete" }]);
+	await becomes({ "b p/1": "", "b p/2": "32" });
+	stop.abort();
+	expect(await watching).toMatchObject({ name: "AbortError" });
+	const first = (await b.watchRecords("p/2").next()).value;
+	expect(first).toMatchObject({ anew: true, more: false, records: [{ key: "p/2", session: "b" }] });
+	db.close();
 });
 
 test("a watch ends when its signal says so", async () => {

@@ -16,7 +16,7 @@ function members(name: string): string[] {
 
 // Of the session that a request is about, of the document, or an argument of the method beside the type.
 const elsewhere: Record<string, string[]> = { Create: ["id"], Metadata: ["empty"] };
-const target = ["session", "of", "follow"];
+const target = ["session", "incarnation", "follow"];
 
 test.each([
 	["Info", "turnstone.Info"],

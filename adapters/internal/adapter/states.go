@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 const (
@@ -16,9 +17,9 @@ const (
 	maxStates = 10_000
 )
 
-// States is state that several sessions share, of a user or an app: the records of a session of its own, which is
-// made when it gets its first value, and which no prune deletes. A value has at most turnstone.MaxRecord bytes, and a
-// key has at most 506 bytes. States is safe for concurrent use.
+// States keeps the states of users and apps, which several sessions share. A state is the records of a session of its
+// own. That session is made when the state gets its first value, and no prune deletes it. A value has at most
+// turnstone.MaxRecord bytes, and a key has at most 506 bytes. States is safe for concurrent use.
 type States struct {
 	store turnstone.Factory
 	group string
@@ -93,8 +94,8 @@ func (s *States) handle(ctx context.Context, id string) (turnstone.Persistence, 
 	if h != nil {
 		return h, nil
 	}
-	// It is used by sessions that do not touch it, so no prune may find it inactive.
-	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: s.group, Retention: turnstone.KeepAll}})
+	// Using a state changes nothing in this session: without KeepAll a prune could take it for inactive.
+	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{Group: s.group, Retention: head.KeepAll}})
 	if err != nil {
 		return nil, err
 	}

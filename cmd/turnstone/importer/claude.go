@@ -312,8 +312,8 @@ func spawned(nodes []turnstone.Node, agent string) graph.ID {
 	return found
 }
 
-// callOf returns the id of the call that started an agent if the payload is the result
-// of that call, or "".
+// callOf returns the id of the call that started an agent. It returns "" if the payload is not the result
+// of that call.
 func callOf(payload []byte, agent string) string {
 	if !bytes.Contains(payload, []byte(agent)) {
 		return ""

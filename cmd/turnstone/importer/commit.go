@@ -89,8 +89,8 @@ func (h *held) outcome(last int, passed bool) Outcome {
 
 // metadata returns the metadata that the session gets from the file. It leaves alone what
 // people may have set.
-func (h *held) metadata(c *Conversation) turnstone.Metadata {
-	m := turnstone.Metadata{Labels: c.labels()}
+func (h *held) metadata(c *Conversation) head.Metadata {
+	m := head.Metadata{Labels: c.labels(), HostUpdated: c.ended()}
 	for key := range h.info.Labels {
 		if _, has := m.Labels[key]; !has && strings.HasPrefix(key, fieldLabel) {
 			m.Labels[key] = "" // the file does not have the field any more

@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 const chat = `{"role":"user","content":"hello"}
@@ -47,7 +48,7 @@ func TestAnImportReadsNoOtherSessions(t *testing.T) {
 		defer st.Close()
 		load(t, st, parse(t, "chat.jsonl", chat), importer.Options{}, importer.Imported)
 		for i := range others {
-			if _, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i), Metadata: turnstone.Metadata{Labels: map[string]string{"import.identity": fmt.Sprint(i)}}}); err != nil {
+			if _, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i), Metadata: head.Metadata{Labels: map[string]string{"import.identity": fmt.Sprint(i)}}}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -42,10 +42,10 @@ type Conversation struct {
 	Name     string // the beginning of the first user message
 	Model    string // the last model that the file names
 	Cwd      string
-	// Parent is the Identity of the conversation that this one belongs to. That one
-	// may be in another file. ForkKey is the key of the event of Parent where this
-	// conversation begins. An attached conversation goes on from that event, another
-	// one begins empty.
+	// Parent is the Identity of the parent conversation, which may be in another file.
+	// ForkKey is the key of the parent's event where this conversation begins. An
+	// attached conversation goes on from that event. Any other conversation begins
+	// empty.
 	Parent   string
 	ForkKey  string
 	Attached bool

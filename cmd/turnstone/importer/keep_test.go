@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func TestWhatPeopleGaveASessionStaysWhenItsFileGrows(t *testing.T) {
@@ -16,7 +17,7 @@ func TestWhatPeopleGaveASessionStaysWhenItsFileGrows(t *testing.T) {
 		st, clock := openClocked(t)
 		id := bring(t, st, clock, name, file(all[:4])).Session
 		s := session(t, st, id)
-		if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: "mine", Labels: map[string]string{"rating": "good"}}); err != nil {
+		if err := s.SaveMetadata(ctx, head.Metadata{Name: "mine", Labels: map[string]string{"rating": "good"}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Keep(ctx, "v1", 1); err != nil {
@@ -126,7 +127,7 @@ func TestReplaceDeletesAndSaysWhatIsLost(t *testing.T) {
 	all := appended["plain.jsonl"]
 	id := bring(t, st, clock, "plain.jsonl", file(all)).Session
 	s := session(t, st, id)
-	if err := errors.Join(s.Keep(ctx, "v1", 1), s.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{"rating": "good"}})); err != nil {
+	if err := errors.Join(s.Keep(ctx, "v1", 1), s.SaveMetadata(ctx, head.Metadata{Labels: map[string]string{"rating": "good"}})); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "fork", Parent: id}); err != nil {

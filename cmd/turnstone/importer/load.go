@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Options of Load.
@@ -21,7 +22,7 @@ type Options struct {
 	// Replace deletes a session whose content differs from the conversation, and
 	// imports the conversation anew. See Losses.
 	Replace bool
-	// Only, if it is not nil, has the Info.Of of the sessions that Replace may delete. A
+	// Only, if it is not nil, has the Info.Incarnation of the sessions that Replace may delete. A
 	// conversation of which another session would have to go fails.
 	Only []string
 	// Group is the group of new sessions. Those that are there keep theirs.
@@ -60,8 +61,8 @@ type Result struct {
 	Err          error // why Outcome is Failed
 }
 
-// stampKey is the key of the record with the stamp of what was imported last. It is set with
-// the last commit of an import, so it is never of another import than the layout is.
+// stampKey is the key of the record with the stamp of the last import. The last commit of an import
+// sets the record, so the record and the layout are always of the same import.
 const stampKey = ".import.stamp"
 
 // A loader is one run of Load.
@@ -72,10 +73,10 @@ type loader struct {
 
 // Load commits conversations to st.
 //
-// A new conversation becomes a session, and its turns commits of it, one after another. If an
-// import is killed, the session has what was committed until then, and the next import of the
-// conversation adds the rest. So it is with imports at the same time: each adds what no other
-// one has added yet.
+// A new conversation becomes a session. Its turns become commits of the session, one after another.
+// If an import is killed, the session has what was committed until then, and the next import of the
+// conversation adds the rest. Imports may run at the same time: each adds what no other one has
+// added yet.
 //
 // If a session holds the conversation already, Load adds to it the messages that are
 // new. A message that was torn or missing in the file is added by a later import, when it
@@ -204,7 +205,7 @@ func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
 		return nil, err
 	}
 	for _, i := range all {
-		s, err := l.st.SessionOf(ctx, i.Of) // whatever its id is by now
+		s, err := l.st.SessionByIncarnation(ctx, i.Incarnation) // whatever its id is by now
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
 			continue // deleted meanwhile
 		}
@@ -300,7 +301,7 @@ func (l *loader) create(ctx context.Context, c *Conversation) (*held, error) {
 
 // make makes an empty session for c. If known is not set, no import finds it.
 func (l *loader) make(ctx context.Context, c *Conversation, id string, known bool) (*held, error) {
-	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
+	req := turnstone.Request{ID: id, Metadata: head.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels(), HostCreated: c.began, HostUpdated: c.ended()}}
 	if !known {
 		delete(req.Labels, identityLabel)
 	}
@@ -320,7 +321,7 @@ func (l *loader) make(ctx context.Context, c *Conversation, id string, known boo
 	}
 	h, err := l.read(ctx, s, c)
 	if err == nil && l.Only != nil {
-		l.Only = append(l.Only, h.info.Of) // This run has made it, and may replace it.
+		l.Only = append(l.Only, h.info.Incarnation) // This run has made it, and may replace it.
 	}
 	return h, err
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A Loss is a session that Options.Replace deletes.
@@ -61,7 +62,7 @@ func (l *loader) loss(ctx context.Context, h *held) (Loss, error) {
 // replace makes a session of c that takes the place and the id of another one. That is deleted when
 // the new one is whole. If replace fails, it leaves the old session; if the process is killed, it may leave both.
 func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *held) error {
-	if l.Only != nil && !slices.Contains(l.Only, old.info.Of) {
+	if l.Only != nil && !slices.Contains(l.Only, old.info.Incarnation) {
 		return fmt.Errorf("session %q was made since it was asked which ones may be replaced", old.info.ID)
 	}
 	id := old.session.ID()
@@ -72,7 +73,7 @@ func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *h
 	_, last := h.end(c)
 	if err = l.commit(ctx, c, r, h, plan{last: last}); err == nil {
 		l.Clock.set(c.ended())
-		err = h.session.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{identityLabel: c.Identity}})
+		err = h.session.SaveMetadata(ctx, head.Metadata{Labels: map[string]string{identityLabel: c.Identity}})
 		l.Clock.set(noTime)
 	}
 	if err != nil { // The new session goes also if the caller's context has ended. Nobody else knows it.

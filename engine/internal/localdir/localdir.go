@@ -36,8 +36,8 @@ type Dir struct {
 	last *look
 }
 
-// Open is Prepare, and locks the directory. It fails with *engine.LockedError when the directory is locked already,
-// or read. It needs no free space.
+// Open prepares the directory like Prepare, and locks it. It fails with *engine.LockedError when the directory is
+// already locked, or open for reading. It needs no free space.
 func Open(path string) (*Dir, error) {
 	d, err := Prepare(path)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *Dir) Here() error {
 	if d.self == nil {
 		return nil
 	}
-	mine, err := d.self.Stat() // anew: a directory of an overlay can get another number
+	mine, err := d.self.Stat() // looked up again: a directory of an overlay can get another inode number
 	if err != nil {
 		mine = d.info
 	}

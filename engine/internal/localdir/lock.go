@@ -42,8 +42,7 @@ func (d *Dir) keep(lock io.Closer, err error) error {
 }
 
 // Use registers this process as a user of the store until d is closed. Another process may hold the store. Use fails
-// with
-// *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
+// with *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
 func (d *Dir) Use() error {
 	f, err := os.OpenFile(d.name(usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if Short(err) {

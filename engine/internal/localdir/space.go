@@ -65,7 +65,8 @@ func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
 	return d.enough(l.left, r)
 }
 
-// again returns the last look, or a new one if that is over and was begun so long ago. The caller holds mu.
+// again returns the last look. If that look is over and began at least age ago, again begins a new one. The caller
+// holds mu.
 func (d *Dir) again(age time.Duration) *look {
 	l := d.last
 	if l == nil || l.over() && time.Since(l.begun) >= age { // one that hangs is joined
@@ -108,7 +109,7 @@ func (d *Dir) enough(left, r Resources) error {
 	return nil
 }
 
-// look returns what is free.
+// look returns the free amounts.
 func (d *Dir) look() (Resources, error) {
 	if err := d.Here(); err != nil {
 		return Resources{}, err

@@ -14,23 +14,28 @@ from ._async import AsyncClient, AsyncSession
 from ._sync import Client, Session
 from .errors import (
     ConflictError,
+    DamagedError,
     Error,
     InvalidError,
     NotFoundError,
     OutcomeUnknownError,
     RecordConflictError,
+    RefusedError,
     SessionDeletedError,
     TurnConflictError,
     UnauthorizedError,
     UnavailableError,
 )
 from .types import (
+    Attached,
     Attachment,
     Change,
     Commit,
     Feed,
+    History,
     Info,
     LogEntry,
+    Message,
     NewNode,
     Node,
     Page,
@@ -38,16 +43,18 @@ from .types import (
     Record,
     RecordChange,
     RecordPage,
+    RecordUpdate,
     Report,
     Result,
     Revision,
+    Saved,
     State,
     Usage,
 )
 
 __all__ = [
-    "AsyncClient", "AsyncSession", "Attachment", "Change", "Client", "Commit", "ConflictError", "Error", "Feed", "Info", "InvalidError",
-    "LogEntry", "NewNode", "Node", "NotFoundError", "OutcomeUnknownError", "Page", "Part", "Record", "RecordChange", "RecordConflictError",
-    "RecordPage", "Report", "Result", "Revision", "Session", "SessionDeletedError", "State", "TurnConflictError", "UnauthorizedError",
-    "UnavailableError", "Usage",
+    "AsyncClient", "AsyncSession", "Attached", "Attachment", "Change", "Client", "Commit", "ConflictError", "DamagedError", "Error", "Feed", "History", "Info",
+    "InvalidError", "LogEntry", "Message", "NewNode", "Node", "NotFoundError", "OutcomeUnknownError", "Page", "Part", "Record", "RecordChange", "RecordConflictError",
+    "RecordPage", "RecordUpdate", "RefusedError", "Report", "Result", "Revision", "Saved", "Session", "SessionDeletedError", "State",
+    "TurnConflictError", "UnauthorizedError", "UnavailableError", "Usage",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import secrets
 from asyncio import sleep, to_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from os import PathLike
 from ssl import SSLContext
 from types import TracebackType
@@ -14,25 +15,31 @@ from typing import Any, BinaryIO, TypeVar
 
 from . import _bodies, _calls, _http, _server, errors
 from ._bodies import Body
-from ._calls import Call
+from ._calls import Call, Progress
 from ._transport import AsyncTransport, BrokenError, Response, _AsyncStream
 from ._wire import Decoder, Object
 from .types import (
+    Attached,
     Attachment,
     Change,
     Commit,
     Feed,
+    History,
     Info,
     LogEntry,
+    Message,
     Node,
     Page,
     Record,
     RecordChange,
     RecordPage,
+    RecordUpdate,
     Report,
     Result,
     Revision,
+    Saved,
     State,
+    Usage,
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -117,7 +124,10 @@ class AsyncClient:
         content = body.content
         while True:
             try:
-                response = await self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
+                if call.progress:
+                    response = await self._told(call.name, content, attempts.headers(), call.progress)
+                else:
+                    response = await self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
             except BrokenError as e:
                 if call.several and e.begun:
                     attempts.renew()  # It comes bit by bit, for as long as the work takes.
@@ -133,6 +143,18 @@ class AsyncClient:
                 await self._pause(attempts, e)
             except errors.Error as e:
                 await sleep(attempts.refused(e, response.headers))
+
+    async def _told(self, name: str, content: bytes, headers: Mapping[str, str], progress: Progress) -> Response:
+        """Makes a request whose answer tells of the progress of the work while it comes."""
+        async with self._http.stream("POST", "/v1/" + name, content=content, headers=headers) as response:
+            decoder, chunks = Decoder(), []
+            async for chunk in response.aiter_bytes():
+                chunks.append(chunk)
+                with suppress(ValueError):  # The answer of a problem is read when it is whole, and so is one that is none.
+                    for d in decoder.feed(chunk):
+                        if "progress" in d.value:
+                            progress(d.value["progress"]["phase"], d.value["progress"]["done"])
+            return Response(response.status, response.headers, b"".join(chunks))
 
     async def _pause(self, attempts: _http.Attempts, error: Exception) -> None:
         sent = isinstance(error, _http.Lost) or (isinstance(error, BrokenError) and error.sent)
@@ -153,7 +175,7 @@ class AsyncClient:
             yield response
 
     async def _watch(self, path: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Yields events, and goes on after the last of them when the connection is cut. The caller sets query["after"]."""
+        """Yields events, and goes on after the last of them when the connection is cut. The caller sets query["after"], if events have ids."""
         attempts = _http.Attempts(self._o.patience)
         while True:
             alive = False
@@ -177,18 +199,53 @@ class AsyncClient:
 
     async def create(
         self, id: str, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
-        retention: int | str = 0, summary: bool = False, parent: str = "", fork_node: str = "", fork_at: Revision = 0,
-        no_checkpoint: bool = False, detached: bool = False,
+        retention: int | str = 0, custom: Any = None, host_created: datetime | str = "", host_updated: datetime | str = "", summary: bool = False,
+        parent: str = "", fork_node: str = "", fork_at: Revision = 0, no_checkpoint: bool = False, detached: bool = False,
     ) -> tuple[AsyncSession, bool]:  # fmt: skip
         """Makes a session, or returns the one that exists, and whether it was made."""
-        options = _calls.request(_calls.metadata(name, model, cwd, group, labels, retention), parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        meta = _calls.metadata(name, model, cwd, group, labels, retention, custom, host_created, host_updated)
+        options = _calls.request(meta, parent, fork_node, fork_at, no_checkpoint, detached, summary)
         info, created = await self._run(_calls.create(id, options))
-        return AsyncSession(self, info.id, info.of), created
+        return AsyncSession(self, info.id, info.incarnation), created
+
+    async def save(
+        self, id: str, messages: Sequence[Message], *, state: Mapping[str, bytes | str] | None = None, base: Revision = 0, touch: bool = False,
+        usage: Sequence[Usage] = (), turn: str = "",
+        name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
+        retention: int | str = 0, custom: Any = None, host_created: datetime | str = "", host_updated: datetime | str = "", empty: Sequence[str] = (),
+        parent: str = "", fork_node: str = "", fork_at: Revision = 0, no_checkpoint: bool = False, detached: bool = False, summary: bool = False,
+    ) -> Saved:  # fmt: skip
+        """
+        Makes messages the history of a session, and stores the difference. It makes the session if there is none, as `create` does. What is edited or
+        left out stays in the graph, as a branch. `state` is all of the host's settings; without it, they stay. Metadata are merged, after those in `empty`
+        were emptied. With a `base` the session must have that revision; without one, the last save wins. A `turn` makes the `usage` count once.
+        """
+        meta = _calls.metadata(name, model, cwd, group, labels, retention, custom, host_created, host_updated)
+        new = _calls.request({}, parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        return await self._run(_calls.save(id, messages, state, meta, empty, new, touch, usage, turn, base))
+
+    async def history(self, id: str) -> History | None:
+        """Returns the whole history of a session, or None if there is none."""
+        while True:
+            try:
+                session = await self.session(id)
+                state = await session.load()
+                parts = await session.checkpoint(state.revision) if state.parts else {}
+                info = await session.info()
+            except errors.NotFoundError as e:
+                if e.kind in ("session-not-found", "session-deleted"):
+                    return None
+                if e.kind == "revision-pruned":
+                    continue
+                raise
+            if info.commit == state.commit:  # otherwise somebody committed between these reads
+                messages = (Message(n.kind, n.payload, n.attachments, n.id) for n in state.nodes)
+                return History(info, tuple(messages), parts)
 
     async def session(self, id: str) -> AsyncSession:
         """Returns an existing session, or raises NotFoundError."""
         info = await self._run(_calls.info({"session": id}))
-        return AsyncSession(self, info.id, info.of)
+        return AsyncSession(self, info.id, info.incarnation)
 
     async def list(
         self,
@@ -209,17 +266,27 @@ class AsyncClient:
 
     def first_turn(
         self, id: str, commit: Commit, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
-        retention: int | str = 0, summary: bool = False, parent: str = "", fork_node: str = "", fork_at: Revision = 0,
-        no_checkpoint: bool = False, detached: bool = False,
+        retention: int | str = 0, custom: Any = None, host_created: datetime | str = "", host_updated: datetime | str = "", summary: bool = False,
+        parent: str = "", fork_node: str = "", fork_at: Revision = 0, no_checkpoint: bool = False, detached: bool = False,
+        records_only: bool = False,
     ) -> Object:  # fmt: skip
-        """Returns a commit for `commit_all` that makes its session, as `create` does, if there is none of the id."""
-        options = _calls.request(_calls.metadata(name, model, cwd, group, labels, retention), parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        """Returns a commit for `commit_all` that makes its session, as `create` does, if there is none of the id.
+
+        With records_only it stores records and makes no commit.
+        """
+        meta = _calls.metadata(name, model, cwd, group, labels, retention, custom, host_created, host_updated)
+        options = _calls.request(meta, parent, fork_node, fork_at, no_checkpoint, detached, summary)
         create = {"id": id, **options}
-        return _calls.session_commit({}, create, commit, False)
+        return _calls.session_commit({}, create, commit, records_only)
 
     async def records(self, prefix: str = "", *, after: str = "", limit: int = 0) -> RecordPage:
         """Lists records of all sessions, in the order of their keys."""
         return await self._run(_calls.records({}, prefix, after, limit))
+
+    async def watch_records(self, prefix: str = "") -> AsyncIterator[RecordUpdate]:
+        """Yields records of all sessions, and the changes of them that come. It begins anew when the connection is cut."""
+        async for event in self._watch("/v1/watch-records", {"prefix": prefix}):
+            yield RecordUpdate._of(event)
 
     async def delete(self, id: str, children: str = "keep") -> None:
         """Removes the session that has an id now. children is "keep", "refuse" or "cascade"."""
@@ -245,22 +312,46 @@ class AsyncClient:
             query["after"] = change.cursor
             yield change
 
-    async def gc(self, *, dry_run: bool = False, full: bool = False) -> Report:
+    async def gc(self, *, dry_run: bool = False, full: bool = False, progress: Progress | None = None) -> Report:
         """Deletes the blobs that nothing refers to."""
-        return await self._run(_calls.gc({}, dry_run, full))
+        return await self._run(_calls.gc({}, dry_run, full, progress))
 
-    async def vacuum(self) -> Report:
+    async def vacuum(self, *, no_compaction: bool = False, progress: Progress | None = None) -> Report:
         """Removes what is detached, and gives the space back."""
-        return await self._run(_calls.vacuum({}))
+        return await self._run(_calls.vacuum({}, no_compaction, progress))
+
+    async def prune(self, *, revisions: int = 0, age: float = 0, inactive: float = 0, bytes: int = 0, dry_run: bool = False) -> Report:
+        """Applies retention to all sessions. age and inactive are seconds."""
+        return await self._run(_calls.prune({}, revisions, age, inactive, bytes, dry_run))
+
+    async def erase(self, id: str, children: str = "keep", *, progress: Progress | None = None) -> Report:
+        """Deletes the session that has an id now, and removes what it alone had from the store's files."""
+        return await self._run(_calls.erase(id, children, progress))
+
+    async def seal(self) -> None:
+        """Makes segments of loose commits."""
+        await self._run(_calls.seal({}))
+
+    async def verify(self, *, progress: Progress | None = None) -> Report:
+        """Checks every hash, link, checksum and reference. Nothing is wrong if the report has no "problems"."""
+        return await self._run(_calls.verify(progress))
+
+    async def stats(self) -> Report:
+        """Says what the namespace holds, and what that takes."""
+        return await self._run(_calls.stats())
+
+    async def upgrade(self) -> Report:
+        """Raises the format of the store to the newest one: "from" and "to"."""
+        return await self._run(_calls.upgrade())
 
 
 class AsyncSession:
     """A session. Its methods raise SessionDeletedError when it was deleted or renamed."""
 
-    def __init__(self, client: AsyncClient, id: str, of: str) -> None:
+    def __init__(self, client: AsyncClient, id: str, incarnation: str) -> None:
         self.client = client
         self.id = id
-        self._target: Object = {"session": id, "of": of}
+        self._target: Object = {"session": id, "incarnation": incarnation}
 
     async def info(self) -> Info:
         """Returns metadata, head and totals."""
@@ -328,10 +419,10 @@ class AsyncSession:
     async def commit(
         self, nodes: Sequence[Any] = (), *, expected: Revision = 0, turn: str = "", on_path: str = "", leaf: str | int | None = None,
         checkpoint: Mapping[str, bytes] | None = None, drop: Sequence[str] = (), usage: Sequence[Any] = (), labels: Mapping[str, str] | None = None,
-        tombstone: Sequence[str] = (), keep: str = "", records: Sequence[RecordChange] = (),
+        tombstone: Sequence[str] = (), keep: str = "", records: Sequence[RecordChange] = (), stored: Mapping[str, str] | None = None,
     ) -> Result:  # fmt: skip
         """Stores one turn, whole or not at all. expected is the revision that the caller loaded, or "any"."""
-        c = Commit(expected, nodes, turn, on_path, leaf, checkpoint or {}, drop, usage, labels or {}, tombstone, keep, records)
+        c = Commit(expected, nodes, turn, on_path, leaf, checkpoint or {}, drop, usage, labels or {}, tombstone, keep, records, stored or {})
         return await self.client._run(_calls.commit(self._target, c))
 
     def turn(self, commit: Commit, *, records_only: bool = False) -> Object:
@@ -357,10 +448,11 @@ class AsyncSession:
 
     async def save_metadata(
         self, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
-        retention: int | str = 0, empty: Sequence[str] = (),
+        retention: int | str = 0, custom: Any = None, host_created: datetime | str = "", host_updated: datetime | str = "", empty: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Empties fields, and merges others."""
-        await self.client._run(_calls.save_metadata(self._target, _calls.metadata(name, model, cwd, group, labels, retention), empty))
+        """Empties fields (with "all", every one), and merges others. Without both, it says that the session was used."""
+        meta = _calls.metadata(name, model, cwd, group, labels, retention, custom, host_created, host_updated)
+        await self.client._run(_calls.save_metadata(self._target, meta, empty))
 
     async def tombstone(self, *nodes: str) -> None:
         """Soft-deletes nodes."""
@@ -389,6 +481,23 @@ class AsyncSession:
             entry = LogEntry._of(event)
             query["after"] = str(entry.revision)
             yield entry
+
+    async def watch_records(self, prefix: str = "") -> AsyncIterator[RecordUpdate]:
+        """Yields the records whose keys begin with prefix, and the changes of them that come. It begins anew when the connection is cut."""
+        async for event in self.client._watch("/v1/watch-records", {**self._target, "prefix": prefix}):
+            yield RecordUpdate._of(event)
+
+    async def attachment(self, id: str) -> Attached:
+        """Returns what is known of an attachment, without its bytes."""
+        return await self.client._run(_calls.attachment(self._target, id))
+
+    async def attachments(self) -> Sequence[Attached]:
+        """Returns the attachments of the session's nodes, in the order of time."""
+        return await self.client._run(_calls.attachments(self._target))
+
+    async def link_attachment(self, source: str, id: str) -> Attachment:
+        """Makes an attachment of another session, whose id is source, one that commits of this one may refer to."""
+        return await self.client._run(_calls.link_attachment(self._target, source, id))
 
     async def put_attachment(self, content: bytes | BinaryIO, *, media_type: str = "", name: str = "") -> Attachment:
         """Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is."""
@@ -461,10 +570,23 @@ class AsyncSession:
                     attempts.renew()
                 await self.client._pause(attempts, e)
 
-    async def gc(self, *, dry_run: bool = False, full: bool = False) -> Report:
+    async def gc(self, *, dry_run: bool = False, full: bool = False, progress: Progress | None = None) -> Report:
         """Deletes blobs that this session let go of and nothing refers to."""
-        return await self.client._run(_calls.gc(self._target, dry_run, full))
+        return await self.client._run(_calls.gc(self._target, dry_run, full, progress))
 
-    async def vacuum(self) -> Report:
+    async def vacuum(self, *, no_compaction: bool = False, progress: Progress | None = None) -> Report:
         """Removes the content of tombstoned nodes from the store's files."""
-        return await self.client._run(_calls.vacuum(self._target))
+        return await self.client._run(_calls.vacuum(self._target, no_compaction, progress))
+
+    async def prune(self, revisions: int) -> bool:
+        """Retains the last revisions, and those that are kept by name. Returns whether the floor has moved."""
+        report = await self.client._run(_calls.prune(self._target, revisions, 0, 0, 0, False))
+        return bool(report.counts["sessions"])
+
+    async def erase(self, *nodes: str, progress: Progress | None = None) -> Report:
+        """Tombstones nodes, and removes their content from the store's files."""
+        return await self.client._run(_calls.erase_nodes(self._target, nodes, progress))
+
+    async def seal(self) -> None:
+        """Makes segments of loose commits."""
+        await self.client._run(_calls.seal(self._target))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from . import errors
 from ._wire import Document, Object
 from .types import (
+    Attached,
     Attachment,
     Commit,
     Feed,
     Info,
     LogEntry,
+    Message,
     Node,
     Page,
     Record,
@@ -23,10 +26,16 @@ from .types import (
     Report,
     Result,
     Revision,
+    Saved,
     State,
+    Usage,
 )  # fmt: skip
 
 T = TypeVar("T")
+
+
+Progress = Callable[[str, int], object]
+"""Is called with the phase of what takes long, and how far it is in what the phase is about: sessions, uploads, blobs, records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,7 @@ class Call(Generic[T]):
     id: str = ""  # of a write: the server remembers the write by it
     anywhere: bool = False  # of a write: any server may make it again, because it has a turn id
     session: str = ""  # of a commit: it may be sent as its difference from the last one of the session
+    progress: Progress | None = None  # is called while the answer comes
 
 
 def _one(f: Callable[[Object], T]) -> Callable[[list[Document]], T]:
@@ -63,13 +73,14 @@ def _report(docs: list[Document]) -> Report:
         if "problem" in d.value:
             raise errors.of_problem(d.value["problem"])
     for d in docs:
-        if "report" in d.value or "vacuum" in d.value:
-            return Report(d.value.get("report") or d.value["vacuum"])
+        for name in ("report", "vacuum", "prune", "erasure", "verified", "stats"):
+            if name in d.value:
+                return Report(d.value[name])
     raise errors.Error("the answer has no report")
 
 
-def _write(name: str, message: Object, read: Callable[[list[Document]], T], anywhere: bool = False, several: bool = False) -> Call[T]:
-    return Call(name, message, read, several, secrets.token_hex(16), anywhere)
+def _write(name: str, message: Object, read: Callable[[list[Document]], T], anywhere: bool = False, several: bool = False, progress: Progress | None = None) -> Call[T]:
+    return Call(name, message, read, several, secrets.token_hex(16), anywhere, progress=progress)
 
 
 def create(id: str, options: Object) -> Call[tuple[Info, bool]]:
@@ -91,6 +102,28 @@ def commit(target: Object, c: Commit) -> Call[Result]:
     return Call("commit", {**target, **c._wire()}, _one(Result._of), False, secrets.token_hex(16), bool(c.turn), target["session"])
 
 
+def save(id: str, messages: Sequence[Message], state: Mapping[str, bytes | str] | None, meta: Object, empty: Sequence[str], new: Object,
+         touch: bool, usage: Sequence[Usage], turn: str, base: Revision) -> Call[Saved]:  # fmt: skip
+    o: Object = {"new": new, "empty": list(empty), "touch": touch, "usage": [u._wire() for u in usage], "turn": turn, "base": base}
+    message = {"session": id, "messages": [m._wire() for m in messages], **meta, **{k: v for k, v in o.items() if v}}
+    if state is not None:
+        message["state"] = [{"name": name, "content": content.encode() if isinstance(content, str) else content} for name, content in sorted(state.items())]
+    # Another server might save it again, over what others have saved since.
+    return Call("save", message, _one(Saved._of), False, secrets.token_hex(16), False, id)
+
+
+def attachment(target: Object, id: str) -> Call[Attached]:
+    return Call("stat-attachment", {**target, "id": id}, _one(Attached._of))
+
+
+def attachments(target: Object) -> Call[list[Attached]]:
+    return Call("attachments", target, _one(lambda o: [Attached._of(a) for a in o.get("attachments") or ()]))
+
+
+def link_attachment(target: Object, source: str, id: str) -> Call[Attachment]:
+    return _write("link-attachment", {**target, "from": source, "id": id}, _one(Attachment._of))
+
+
 def commit_all(commits: Sequence[Object]) -> Call[list[Result]]:
     turns = all(c.get("turn") or c.get("recordsOnly") for c in commits) and any(c.get("turn") for c in commits)
     return _write("commit-all", {"commits": list(commits)}, _one(lambda o: [Result._of(r) for r in o.get("results") or ()]), turns)
@@ -98,11 +131,10 @@ def commit_all(commits: Sequence[Object]) -> Call[list[Result]]:
 
 def session_commit(target: Object, create: Object | None, commit: Commit, records_only: bool) -> Object:
     """Returns one of the commits of commit_all."""
+    of = target if create is None else {"create": create}
     if records_only:
-        return {**target, "recordsOnly": True, "records": [r._wire() for r in commit.records]}
-    if create is not None:
-        return {"create": create, **commit._wire()}
-    return {**target, **commit._wire()}
+        return {**of, "recordsOnly": True, "records": [r._wire() for r in commit.records]}
+    return {**of, **commit._wire()}
 
 
 def load(target: Object, at: Revision, leaf: str, full: bool, last: int, after: int, reverse: bool, parts: Sequence[str], records: Sequence[str]) -> Call[State]:
@@ -195,17 +227,57 @@ def feed() -> Call[Feed]:
     return Call("feed", {}, _one(Feed._of))
 
 
-def gc(target: Object, dry_run: bool, full: bool) -> Call[Report]:
-    return _write("gc", {**target, "dryRun": dry_run, "full": full}, _report, True, True)
+def gc(target: Object, dry_run: bool, full: bool, progress: Progress | None) -> Call[Report]:
+    return _write("gc", {**target, "dryRun": dry_run, "full": full}, _report, True, True, progress)
 
 
-def vacuum(target: Object) -> Call[Report]:
-    return _write("vacuum", target, _report, True, True)
+def vacuum(target: Object, no_compaction: bool, progress: Progress | None) -> Call[Report]:
+    return _write("vacuum", {**target, "noCompaction": no_compaction}, _report, True, True, progress)
 
 
-def metadata(name: str, model: str, cwd: str, group: str, labels: Mapping[str, str] | None, retention: int | str) -> Object:
-    o: Object = {"name": name, "model": model, "cwd": cwd, "group": group, "labels": dict(labels or {}), "retention": retention}
-    return {k: v for k, v in o.items() if v}
+def prune(target: Object, revisions: int, age: float, inactive: float, bytes: int, dry_run: bool) -> Call[Report]:
+    o: Object = {"revisions": revisions, "ageNanoseconds": int(age * 1e9), "inactiveNanoseconds": int(inactive * 1e9), "bytes": bytes, "dryRun": dry_run}
+    return _write("prune", {**target, **{k: v for k, v in o.items() if v}}, _report, False, True)
+
+
+def erase(id: str, children: str, progress: Progress | None) -> Call[Report]:
+    return _write("erase", {"session": id, "children": children}, _report, False, True, progress)
+
+
+def erase_nodes(target: Object, nodes: Sequence[str], progress: Progress | None) -> Call[Report]:
+    return _write("erase-nodes", {**target, "nodes": list(nodes)}, _report, True, True, progress)
+
+
+def seal(target: Object) -> Call[None]:
+    return _write("seal", target, _none, True, True)
+
+
+def verify(progress: Progress | None) -> Call[Report]:
+    return _write("verify", {}, _report, True, True, progress)
+
+
+def stats() -> Call[Report]:
+    return _write("stats", {}, _report, True, True)
+
+
+def upgrade() -> Call[Report]:
+    return _write("upgrade", {}, _one(Report))
+
+
+def metadata(
+    name: str, model: str, cwd: str, group: str, labels: Mapping[str, str] | None, retention: int | str, custom: Any,
+    host_created: datetime | str, host_updated: datetime | str,
+) -> Object:  # fmt: skip
+    o: Object = {
+        "name": name, "model": model, "cwd": cwd, "group": group, "labels": dict(labels or {}), "retention": retention,
+        "hostCreated": _time(host_created), "hostUpdated": _time(host_updated),
+    }  # fmt: skip
+    return {k: v for k, v in o.items() if v} | ({} if custom is None else {"custom": custom})
+
+
+def _time(t: datetime | str) -> str:
+    """A naive time is local, as everywhere in Python."""
+    return t if isinstance(t, str) else t.astimezone().isoformat()
 
 
 def request(meta: Object, parent: str, fork_node: str, fork_at: Revision, no_checkpoint: bool, detached: bool, summary: bool) -> Object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._kinds import KINDS
+
 
 class Error(Exception):
     """Any error of a store. Nothing of a write has happened, unless `outcome_unknown` or `incomplete` is true."""
@@ -63,6 +65,10 @@ class RecordConflictError(Error):
         self.version: str = c.get("version", "")
 
 
+class RefusedError(Error):
+    """What is stored does not allow it: the id or name is taken, the session has children, the feed is off, or it is another store."""
+
+
 class NotFoundError(Error):
     """There is no such session, node, record, revision or attachment."""
 
@@ -73,6 +79,10 @@ class SessionDeletedError(NotFoundError):
 
 class InvalidError(Error):
     """The request is malformed, contradicts itself or the session, or exceeds a limit."""
+
+
+class DamagedError(Error):
+    """Data of the store is missing or damaged."""
 
 
 class UnauthorizedError(Error):
@@ -87,26 +97,11 @@ class OutcomeUnknownError(UnavailableError):
     """The server could not be reached again, and may have made the write."""
 
 
-_KINDS: dict[str, type[Error]] = {
-    "unknown-outcome": OutcomeUnknownError,
-    "conflict": ConflictError,
-    "turn-conflict": TurnConflictError,
-    "record-conflict": RecordConflictError,
-    "session-deleted": SessionDeletedError,
-    **dict.fromkeys(
-        ("session-not-found", "node-not-found", "blob-not-found", "record-not-found", "revision-not-found", "revision-pruned", "upload-not-found"),
-        NotFoundError,
-    ),
-    **dict.fromkeys(("limit", "invalid", "size", "malformed", "request", "too-large", "rejected"), InvalidError),
-    **dict.fromkeys(("token", "scope"), UnauthorizedError),
-    **dict.fromkeys(("locked", "closed", "unavailable", "unfinished-copy", "busy"), UnavailableError),
-}
-
-
 def of_problem(problem: dict[str, Any]) -> Error:
     """Returns a problem as an error."""
     kind = str(problem.get("type", "")).rpartition("#")[2]
-    return _KINDS.get(kind, Error)(str(problem.get("detail", "")), problem)
+    error: type[Error] = globals()[KINDS.get(kind, "Error")]
+    return error(str(problem.get("detail", "")), problem)
 
 
 def unavailable(text: str) -> UnavailableError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class Info:
     """What is known of a session without reading its history."""
 
     id: str
-    of: str
+    incarnation: str
     revision: int
     created: str
     updated: str
@@ -128,12 +129,16 @@ class Info:
     group: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     retention: int | Literal["all"] = 0
+    custom: Any = None
+    host_created: str = ""
+    host_updated: str = ""
     summary: bool = False
     parent: str = ""
     fork_node: str = ""
     detached: bool = False
     leaf: str = ""
     commit: str = ""
+    messages: int = 0
     nodes: int = 0
     bytes: int = 0
     usage: tuple[Usage, ...] = ()
@@ -142,8 +147,9 @@ class Info:
     def _of(cls, o: Object) -> Info:
         g = o.get
         return cls(
-            o["id"], o["of"], o["revision"], o["created"], o["updated"], g("name", ""), g("model", ""), g("cwd", ""), g("group", ""),
-            g("labels") or {}, g("retention", 0), g("summary", False), g("parent", ""), g("forkNode", ""), g("detached", False), g("leaf", ""), g("commit", ""),
+            o["id"], o["incarnation"], o["revision"], o["created"], o["updated"], g("name", ""), g("model", ""), g("cwd", ""), g("group", ""),
+            g("labels") or {}, g("retention", 0), g("custom"), g("hostCreated", ""), g("hostUpdated", ""), g("summary", False), g("parent", ""),
+            g("forkNode", ""), g("detached", False), g("leaf", ""), g("commit", ""), g("messages", 0),
             g("nodes", 0), g("bytes", 0), tuple(Usage._of(u) for u in g("usage") or ()),
         )  # fmt: skip
 
@@ -173,6 +179,74 @@ class Record:
     @classmethod
     def _of(cls, o: Object, d: Document) -> Record:
         return cls(o["session"], o["key"], d.bytes(o["value"]), o["version"], o["time"])
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """An attachment that a session has, with its first node and when that was committed, or until when it waits for a commit."""
+
+    attachment: Attachment
+    node: str = ""
+    revision: int = 0
+    inherited: bool = False
+    time: str = ""
+    expires: str = ""
+
+    @classmethod
+    def _of(cls, o: Object) -> Attached:
+        g = o.get
+        return cls(Attachment._of(o), g("node", ""), g("revision", 0), g("inherited", False), g("time", ""), g("expires", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One entry of a whole history. `id` is the node that holds it; a save ignores it."""
+
+    kind: str
+    payload: bytes | str = b""
+    attachments: Sequence[Attachment] = ()
+    id: str = field(default="", compare=False)
+
+    def _wire(self) -> Object:
+        return NewNode(self.kind, self.payload, attachments=self.attachments)._wire()
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a save did: the revision is the `base` of the next one; so many messages were kept, and so many written."""
+
+    revision: int
+    kept: int
+    added: int
+
+    @classmethod
+    def _of(cls, o: Object) -> Saved:
+        return cls(o["revision"], o["kept"], o["added"])
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A whole history: what a save takes. Payloads are bytes."""
+
+    info: Info
+    messages: tuple[Message, ...]
+    state: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUpdate:
+    """What a watch of records has seen: records that were set, as they stand now, and deleted ones, with the version "none"."""
+
+    records: tuple[Record, ...]
+    anew: bool
+    """The watch begins with this value, or had to begin again: what came before is void."""
+    more: bool
+    """The rest comes with the next value."""
+
+    @classmethod
+    def _of(cls, o: Object) -> RecordUpdate:
+        records = (Record(r["session"], r["key"], b64decode(r["value"] or ""), r["version"], r["time"]) for r in o.get("records") or ())
+        return cls(tuple(records), o.get("anew", False), o.get("more", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +367,7 @@ class Change:
 
     kind: str
     session: str
-    of: str
+    incarnation: str
     cursor: str
     time: str
     revision: int
@@ -302,7 +376,7 @@ class Change:
     @classmethod
     def _of(cls, o: Object) -> Change:
         g = o.get
-        return cls(o["kind"], g("session", ""), o["of"], o["cursor"], o["time"], g("revision", 0), g("to", ""))
+        return cls(o["kind"], g("session", ""), o["incarnation"], o["cursor"], o["time"], g("revision", 0), g("to", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +408,15 @@ class Commit:
     tombstone: Sequence[str] = ()
     keep: str = ""
     records: Sequence[RecordChange] = ()
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Parts that are set to the content of an attachment that is stored already: its id, by the part."""
 
     def _wire(self) -> Object:
         o: Object = _drop_empty({
             "onPath": self.on_path, "turn": self.turn, "nodes": [n._wire() for n in self.nodes],
             "checkpoint": [{"name": k, "content": bytes(v)} for k, v in self.checkpoint.items()], "drop": list(self.drop),
             "usage": [u._wire() for u in self.usage], "labels": dict(self.labels), "tombstone": list(self.tombstone), "keep": self.keep,
-            "records": [r._wire() for r in self.records],
+            "records": [r._wire() for r in self.records], "stored": dict(self.stored),
         })  # fmt: skip
         o["expected"] = self.expected
         if self.leaf is not None:
@@ -350,6 +426,6 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a collection or a vacuum did: the numbers that the server tells, by name."""
+    """What an operation of maintenance did or found: what the server tells, by name."""
 
     counts: Mapping[str, Any]

@@ -31,6 +31,8 @@ type Session struct {
 	ID, Name, Model, Cwd, Group string
 	Labels                      map[string]string
 	Retention                   uint64
+	Custom                      []byte // nil if there is none
+	HostCreated, HostUpdated    uint64 // 0 if they are not set
 	Inc                         [16]byte
 	Revision                    uint64
 	Commit, Leaf                ID
@@ -45,7 +47,7 @@ type Session struct {
 // A Commit is a commit of a session.
 type Commit struct {
 	ID, Previous, Leaf, Last ID
-	Revision                 uint64
+	Revision, Depth          uint64
 	Nodes                    []Node
 	PartsAt                  uint64
 	Parts                    []Part // if the commit changed the checkpoint
@@ -285,6 +287,12 @@ func (r *row) ends() (leaf, last ID) {
 		last = leaf
 	}
 	return leaf, last
+}
+
+// signed takes a number in zigzag encoding.
+func (r *row) signed() int64 {
+	z := r.uint()
+	return int64(z>>1) ^ -int64(z&1)
 }
 
 func (r *row) each(f func(*row), n int) {

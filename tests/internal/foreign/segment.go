@@ -35,12 +35,14 @@ func (s *Store) commits(inc [16]byte, revision uint64, genesis ID) ([]Commit, er
 // A state is what the first turn of a sealed segment builds on, or where the session stood after the last one.
 type state struct {
 	commit, leaf, last ID
+	depth              uint64
 	partsAt, time      uint64
 }
 
 func (r *row) state() (s state) {
 	s.commit = r.id()
 	s.leaf, s.last = r.ends()
+	s.depth = r.uint()
 	s.partsAt, s.time = r.uint(), r.uint()
 	return s
 }
@@ -119,10 +121,11 @@ func (s *Store) segment(inc [16]byte, last uint64, out []Commit) ([]Commit, erro
 
 // loose reads a segment that one commit wrote.
 func loose(front, structure, payloads []byte) (c Commit, err error) {
-	r := bodyOf(front, 11)
+	r := bodyOf(front, 12)
 	c.ID = derived("commit", front)
 	c.Revision, c.Previous = r.uint(), r.id()
 	c.Leaf, c.Last = r.ends()
+	c.Depth = r.uint()
 	count := r.uint()
 	if d := r.ref(); d != (ID{}) {
 		c.digest = &d
@@ -194,7 +197,7 @@ func (c *Commit) sum() ID {
 
 // sealed reads a segment that was made of others, and checks that it ends where it says.
 func (s *Store) sealed(inc [16]byte, first, last uint64, front, structure, payloads []byte, out []Commit) ([]Commit, error) {
-	e := bodyOf(front, 9)
+	e := bodyOf(front, 10)
 	end := e.state()
 	if e.err != nil {
 		return nil, e.err
@@ -205,7 +208,7 @@ func (s *Store) sealed(inc [16]byte, first, last uint64, front, structure, paylo
 	}
 	before := state{commit: derived("genesis", inc[:])}
 	if i[0] != nil {
-		b := array(i[0], 5)
+		b := array(i[0], 6)
 		if before = b.state(); b.err != nil {
 			return nil, b.err
 		}
@@ -214,17 +217,16 @@ func (s *Store) sealed(inc [16]byte, first, last uint64, front, structure, paylo
 	}
 	turns := array(i[1], int(last-first+1))
 	for r := first; r <= last && turns.err == nil; r++ {
-		t := array(turns.next(), 8)
-		leaf, checkpoint := t.next(), t.next()
-		c := Commit{Revision: r, Previous: before.commit, PartsAt: before.partsAt}
+		t := array(turns.next(), 9)
+		leaf, longer, checkpoint := t.next(), t.signed(), t.next()
+		c := Commit{Revision: r, Previous: before.commit, Depth: before.depth + uint64(longer), PartsAt: before.partsAt}
 		if checkpoint != nil {
 			p := row{items: []any{checkpoint}}
 			c.Parts, c.PartsAt = p.changed(r), r
 			t.fail(p.err)
 		}
 		c.Usage, c.Turn, c.Labels = t.usage(), t.text(), t.labels()
-		z := t.uint()
-		c.Time = before.time + uint64(int64(z>>1)^-int64(z&1))
+		c.Time = before.time + uint64(t.signed())
 		salt, list := t.next(), t.next()
 		if t.err != nil {
 			return nil, fmt.Errorf("turn %d: %w", r, t.err)
@@ -248,7 +250,7 @@ func (s *Store) sealed(inc [16]byte, first, last uint64, front, structure, paylo
 			c.Last = c.Leaf // the first leaf that the session had
 		}
 		c.ID = derived("commit", c.body())
-		before = state{c.ID, c.Leaf, c.Last, c.PartsAt, c.Time}
+		before = state{c.ID, c.Leaf, c.Last, c.Depth, c.PartsAt, c.Time}
 		out = append(out, c)
 	}
 	if turns.err != nil || len(payloads) > 0 {
@@ -302,7 +304,7 @@ func (c *Commit) body() []byte {
 	for _, name := range names {
 		labels = append(labels, name, c.Labels[name])
 	}
-	return encoded([]any{c.Revision, c.Previous[:], null(c.Leaf), last, uint64(len(c.Nodes)), digest, checkpoint, usage, c.Turn, labels, c.Time})
+	return encoded([]any{c.Revision, c.Previous[:], null(c.Leaf), last, c.Depth, uint64(len(c.Nodes)), digest, checkpoint, usage, c.Turn, labels, c.Time})
 }
 
 // nodes reads the commit's nodes and derives their ids. before is the last node of the session before the commit.

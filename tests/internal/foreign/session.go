@@ -68,7 +68,7 @@ func (s *Store) session(hash string, about []byte) (*Session, error) {
 		return nil, err
 	}
 	var parent [16]byte
-	a := bodyOf(plain, 14)
+	a := bodyOf(plain, 17)
 	out := &Session{ID: a.text(), Parts: map[string][]byte{}, Records: map[string][]byte{}, Kept: map[string]uint64{}}
 	a.fixed(out.Inc[:], false)
 	out.Name, out.Model, out.Cwd, out.Group = a.text(), a.text(), a.text(), a.text()
@@ -79,6 +79,14 @@ func (s *Store) session(hash string, about []byte) (*Session, error) {
 	out.Retention, out.Labels = a.uint(), a.labels()
 	a.uint()
 	a.uint()
+	if c := a.next(); c != nil {
+		out.Custom, _ = c.([]byte)
+	}
+	for _, t := range []*uint64{&out.HostCreated, &out.HostUpdated} {
+		if n := a.next(); n != nil {
+			*t, _ = n.(uint64)
+		}
+	}
 	if a.err != nil {
 		return nil, a.err
 	}
@@ -89,11 +97,12 @@ func (s *Store) session(hash string, about []byte) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := bodyOf(b, 15)
+	h := bodyOf(b, 16)
 	var inc [16]byte
 	h.fixed(inc[:], false)
 	out.Revision, out.Commit = h.uint(), h.id()
 	out.Leaf, _ = h.ends()
+	depth := h.uint()
 	h.uint() // checkpoint revision
 	h.uint() // time
 	parts := h.parts()
@@ -144,12 +153,39 @@ func (s *Store) session(hash string, about []byte) (*Session, error) {
 	if err := s.path(out, nodes, views); err != nil {
 		return nil, err
 	}
+	if depth != uint64(len(out.Path)) {
+		return nil, fmt.Errorf("the path has %d nodes, and the head says %d", len(out.Path), depth)
+	}
+	lengths := map[ID]uint64{{}: 0}
+	for i := range out.Commits {
+		c := &out.Commits[i]
+		if n := length(c.Leaf, nodes, lengths); n != c.Depth {
+			return nil, fmt.Errorf("the path to the leaf of commit %d has %d nodes, and the commit says %d", c.Revision, n, c.Depth)
+		}
+	}
 	for _, p := range parts {
 		if out.Parts[p.Name], err = s.part(out, p); err != nil {
 			return nil, fmt.Errorf("part %q: %w", p.Name, err)
 		}
 	}
 	return out, s.besides(out)
+}
+
+// length returns how many nodes the path to a node has, and notes it for all nodes of the path.
+func length(id ID, nodes map[ID]*Node, known map[ID]uint64) uint64 {
+	var way []ID
+	for nodes[id] != nil {
+		if _, ok := known[id]; ok {
+			break
+		}
+		way, id = append(way, id), nodes[id].Parent
+	}
+	n := known[id]
+	for _, id := range slices.Backward(way) {
+		n++
+		known[id] = n
+	}
+	return n
 }
 
 // besides reads the session's own records and the revisions that it keeps.
@@ -187,9 +223,10 @@ type view struct {
 	epoch uint64
 }
 
-// inherited adds the nodes that a fork shares of its ancestors, and returns whose tombstones count.
+// inherited adds the nodes that a fork shares of its ancestors, and returns the incarnations whose
+// tombstones count.
 func (s *Store) inherited(origin []byte, nodes map[ID]*Node) (views []view, err error) {
-	o := bodyOf(origin, 2)
+	o := bodyOf(origin, 3)
 	o.each(func(a *row) {
 		var inc [16]byte
 		a.fixed(inc[:], false)

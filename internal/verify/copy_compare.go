@@ -8,8 +8,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// writeDifferences makes the records of the target those of the source, as they are read.
-// It sets c.changed if any differed.
+// writeDifferences reads the records of source and target side by side, and makes those of
+// the target equal to the source's. It sets c.changed if any differed.
 func (c *copier) writeDifferences(ctx context.Context) error {
 	next, stop := iter.Pull2(c.records(ctx, c.To))
 	defer stop()

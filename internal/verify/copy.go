@@ -108,7 +108,7 @@ func (c *copier) copy(ctx context.Context) error {
 }
 
 // pass compares all records and writes those that differ. If none differs, it verifies the copy
-// and gives it its store record, and done is true.
+// and gives it its store record. done is true if the copy then has what the source has.
 func (c *copier) pass(ctx context.Context) (done bool, err error) {
 	if err := c.writeDifferences(ctx); err != nil || c.changed {
 		return false, err

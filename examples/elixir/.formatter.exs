@@ -1,0 +1,1 @@
+[inputs: ["*.{ex,exs}"], line_length: 150]
