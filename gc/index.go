@@ -225,11 +225,14 @@ func (cy *cycle) windowTurns(ctx context.Context, v *view, w *window, last head.
 	})
 }
 
-// moveBookmark writes the bookmark between two windows, so that a cycle that is cut off later
-// goes on from there. It leaves the stale record as it is: the bookmark has what was due before.
+// moveBookmark writes the bookmark before an update has ended: between two windows, so that a cycle that is cut off
+// later goes on from there, and when the session changes all the time. Nothing but the revision has moved so far.
 func (cy *cycle) moveBookmark(ctx context.Context, v *view) error {
-	b, key := &batch{}, cy.space.Bookmark(v.inc)
-	b.Set(key, v.mark.encode(key))
+	b := &batch{}
+	if v.life.State == head.Live {
+		v.mark.due |= dueSeal
+	}
+	cy.setBookmark(&b.Batch, v.inc, &v.mark)
 	if !v.known {
 		b.sessions++
 	}

@@ -55,6 +55,10 @@ func writes(b *engine.Batch, l byte) bool {
 	return slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == l })
 }
 
+func guards(b *engine.Batch, l byte) bool {
+	return slices.ContainsFunc(b.Guards, func(p engine.Pair) bool { return letter(p.Key) == l })
+}
+
 func deletes(b *engine.Batch, l byte) bool {
 	return slices.ContainsFunc(b.Deletes, func(k []byte) bool { return letter(k) == l })
 }

@@ -76,10 +76,12 @@ func (r *retrier) again(err error) bool {
 	return true
 }
 
-// session brings the index up to date with one session. It begins anew when the session
-// changes meanwhile. From the fourth attempt on it leaves the dirty record: if somebody commits to the session all
-// the time, the record can't be removed. A sweep is safe all the same: a commit that came after the candidates
-// were condemned has seen them condemned.
+// session brings the index up to date with one session. It begins anew when the session changes meanwhile, and
+// keeps what it has read, so that each attempt reads only what has come since. A sweep needs the edges of all commits
+// that were there when the attempt began, and these are added whatever else changes: a commit that comes later has
+// seen the candidates condemned. So what somebody prevents by changing the session all the time is left to the next
+// cycle, which finds the dirty record: from the fourth attempt on the removal of that record, which fails because
+// of any commit, and at the last attempt the edges that would be dropped.
 func (cy *cycle) session(ctx context.Context, inc head.Incarnation) error {
 	before := cy.Commits
 	defer func() {
@@ -89,14 +91,14 @@ func (cy *cycle) session(ctx context.Context, inc head.Incarnation) error {
 	}()
 	var r retrier
 	for attempt := 0; ; attempt++ {
-		if err := cy.update(ctx, inc, attempt < 3); !r.again(err) {
+		if err := cy.update(ctx, inc, attempt); !r.again(err) {
 			return err
 		}
 	}
 }
 
-// update is one attempt of session. settle says whether to remove the dirty record.
-func (cy *cycle) update(ctx context.Context, inc head.Incarnation, settle bool) error {
+// update is one attempt of session, of which there were some before.
+func (cy *cycle) update(ctx context.Context, inc head.Incarnation, before int) error {
 	v, err := cy.view(ctx, inc)
 	if err != nil || v == nil {
 		return err
@@ -106,6 +108,14 @@ func (cy *cycle) update(ctx context.Context, inc head.Incarnation, settle bool) 
 	// ends is never without edges.
 	if err := cy.index(ctx, v); err != nil {
 		return err
+	}
+	if before > 0 && v.mark.revision > old.revision {
+		if err := cy.moveBookmark(ctx, v); err != nil {
+			return err
+		}
+	}
+	if before >= maxAttempts {
+		return nil
 	}
 	detached, err := cy.detached(ctx, v)
 	if err != nil {
@@ -123,7 +133,7 @@ func (cy *cycle) update(ctx context.Context, inc head.Incarnation, settle bool) 
 	if err := cy.outdate(ctx, v, &old); err != nil {
 		return err
 	}
-	return cy.finish(ctx, v, &old, detached, settle)
+	return cy.finish(ctx, v, &old, detached, before < 3)
 }
 
 // finish writes the bookmark of a session if it differs from old, the bookmark before the update, and then removes

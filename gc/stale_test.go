@@ -256,6 +256,54 @@ func TestG7_SealingABusySessionEnds(t *testing.T) {
 	}
 }
 
+// G7: a collection of a session that changes all the time ends. It deletes what nothing refers to
+// elsewhere and nothing that the session has, and the next vacuum does what the session was due.
+func TestG7_ACollectionOfABusySessionEnds(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s, gone := create(t, st, turnstone.Request{ID: "s"}), create(t, st, turnstone.Request{ID: "gone"})
+	kept, freed := noise(6000, 1), noise(6000, 2)
+	commit(t, s, says(kept))
+	commit(t, s, saves(noise(6000, 3)))
+	commit(t, gone, says(freed))
+	collected(t, st, gc.Options{})
+	if err := st.Delete(ctx, "gone", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	commits, attempts := 0, 0
+	busy := openAt(t, hooked(e, func(c enginetest.Call) {
+		if c.Batch == nil || !byCollector(c.Batch) || !guards(c.Batch, keys.Life) {
+			return
+		}
+		if attempts++; attempts > 1000 {
+			t.Fatal("it tries for ever")
+		}
+		commits++
+		commit(t, s, says(noise(6000, uint64(1000+commits))))
+		if err := both(s.Keep(ctx, "k", 1), s.Release(ctx, "k")); err != nil {
+			t.Fatal(err)
+		}
+	}), fixed)
+	r := collected(t, busy, gc.Options{})
+	if r.Commits < 20 || r.Commits > 2*commits+10 {
+		t.Errorf("%d commits were read while %d were made", r.Commits, commits)
+	}
+	vacuumed(t, busy)
+	if holds(e, freed[:100]) || !holds(e, kept[:100]) {
+		t.Errorf("what nothing refers to is there: %v, what something refers to: %v", holds(e, freed[:100]), holds(e, kept[:100]))
+	}
+	healthy(t, st)
+	vacuumed(t, st)
+	if packs := segments(t, e); packs != 1 {
+		t.Errorf("%d packs after a vacuum without others at work", packs)
+	}
+	collected(t, st, gc.Options{})
+	if left := records(t, e, keys.Dirty) + records(t, e, keys.Stale); left != 0 {
+		t.Errorf("%d dirty and stale records after all", left)
+	}
+	healthy(t, st)
+}
+
 // G10: a vacuum of one session does what forks of it let it do.
 func TestG10_AVacuumOfASessionSeesItsForks(t *testing.T) {
 	for name, letGo := range map[string]func(st *turnstone.Store, f *turnstone.Session, n graph.ID) error{

@@ -92,7 +92,7 @@ func (v *vacuum) records(ctx context.Context) error {
 	return v.pack(ctx)
 }
 
-// maxAttempts is how often the work on a session is begun anew because it changed.
+// maxAttempts is how often the work on a session is begun anew because it changed, here and in sessions.go.
 const maxAttempts = 20
 
 // session does the work that is due on a session. It begins anew when the session changes. A session that
