@@ -340,7 +340,7 @@ func ExampleStore_Watch() {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	if err := store.StartFeed(ctx, 30*24*time.Hour); err != nil { // once in the life of a store
+	if err := store.StartFeed(ctx, turnstone.FeedOptions{Keep: 30 * 24 * time.Hour}); err != nil { // once in the life of a store
 		log.Fatal(err)
 	}
 	feed, err := store.Feed(ctx)

@@ -23,6 +23,7 @@ type Change struct {
 	Incarnation string        `json:"incarnation"`       // the session itself: it stays when the session is renamed, and differs when the id is given again
 	Revision    head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
 	To          string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
+	Record      string        `json:"record,omitempty"`  // of ChangeRecord: its key; Session.Records tells what stands there now
 	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are
 	// each a nanosecond later than the one before.
 	Time   time.Time `json:"time"`
@@ -40,11 +41,12 @@ const (
 	ChangeTombstoned ChangeKind = "tombstoned" // nodes, by one call or commit
 	ChangeRenamed    ChangeKind = "renamed"
 	ChangeDeleted    ChangeKind = "deleted"
+	ChangeRecord     ChangeKind = "record" // one record that was set or deleted, if FeedOptions.Records asks for those
 )
 
 var changeKinds = map[feed.Kind]ChangeKind{
 	feed.Created: ChangeCreated, feed.Committed: ChangeCommitted, feed.Saved: ChangeSaved,
-	feed.Tombstoned: ChangeTombstoned, feed.Renamed: ChangeRenamed, feed.Deleted: ChangeDeleted,
+	feed.Tombstoned: ChangeTombstoned, feed.Renamed: ChangeRenamed, feed.Deleted: ChangeDeleted, feed.Record: ChangeRecord,
 }
 
 // A Cursor is a place in the feed of a store. It is text without spaces, and stays valid as long as the changes after
@@ -73,25 +75,33 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 	return id, n, nil
 }
 
+// FeedOptions say what the feed has.
+type FeedOptions struct {
+	// Keep is for how long a change is kept, at least a second. That time begins when somebody reads the feed, or runs
+	// a collection, after the change. Then the next Store.GC removes it.
+	Keep time.Duration
+	// Records makes the feed have the changes of records, too: those of hosts, and those that queues, leases, drafts and
+	// effects make of themselves. Each writes a small value more, so a lease that is renewed often is told often.
+	Records bool
+}
+
 // StartFeed turns the feed of the store on. Once it has returned, Watch yields every commit, creation, renaming,
-// deletion, tombstone and change of metadata of all sessions, in one order. A commit then writes one small value more,
-// whichever process makes it. StartFeed writes to each session once. If the feed is on already, it only changes keep.
-//
-// A change is kept for the time keep, at least a second. That time begins when somebody reads the feed, or runs a
-// collection, after the change. Then the next Store.GC removes it.
+// deletion, tombstone and change of metadata of all sessions, in one order, and if o.Records is set the changes of
+// records. A commit then writes one small value more, whichever process makes it. StartFeed writes to each session
+// once. If the feed is on already, it only changes what o says.
 //
 // An error that matches ErrIncomplete says that StartFeed was cut off. The next StartFeed or Store.GC goes on with its
 // work. If that error wraps a *damage.CorruptError, the feed is on, but the heads of the sessions that the error names
 // are damaged. Nobody can commit to these sessions; the next call, or Store.GC, looks at them again. Once StartFeed
-// has returned without an error, no earlier call can end the feed or change keep.
-func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
+// has returned without an error, no earlier call can end the feed or change its options.
+func (s *Store) StartFeed(ctx context.Context, o FeedOptions) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
-	if keep < time.Second {
-		return invalid("feed", "changes are to be kept for %v, which is less than a second", keep)
+	if o.Keep < time.Second {
+		return invalid("feed", "changes are to be kept for %v, which is less than a second", o.Keep)
 	}
-	return public(feed.Start(ctx, s.histories, keep, s.random))
+	return public(feed.Start(ctx, s.histories, o.Keep, o.Records, s.random))
 }
 
 // StopFeed turns the feed off, and removes what is in it. Watches end. StopFeed writes to each session once.
@@ -111,9 +121,10 @@ func (s *Store) StopFeed(ctx context.Context) error {
 
 // A Feed says what the feed of a store has.
 type Feed struct {
-	Begin Cursor        `json:"begin"` // before the oldest change that is kept
-	End   Cursor        `json:"end"`   // behind the last change
-	Keep  time.Duration `json:"keepNanoseconds"`
+	Begin   Cursor        `json:"begin"` // before the oldest change that is kept
+	End     Cursor        `json:"end"`   // behind the last change
+	Keep    time.Duration `json:"keepNanoseconds"`
+	Records bool          `json:"records,omitzero"` // changes of records are told, too
 }
 
 // Feed returns the state of the feed. Watch after its End yields the changes from now on. To keep a view of all
@@ -127,7 +138,7 @@ func (s *Store) Feed(ctx context.Context) (Feed, error) {
 	if err != nil {
 		return Feed{}, public(err)
 	}
-	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep}, nil
+	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep, Records: sw.Records}, nil
 }
 
 // advanceFeed gives numbers to what was told. Watches of one store do so one after the other, as they would be in
@@ -144,8 +155,8 @@ func (s *Store) advanceFeed(ctx context.Context) (feed.Switch, feed.End, error) 
 
 // Watch yields the changes of all sessions after a cursor, each one once, in one order, and goes on with those that
 // come: of this store at once, of others within Options.PollEvery. The order of one session's commits is theirs; of
-// several sessions, what was done before something else began comes before it, as far as the clocks of the processes
-// agree. Changes of records are not in the feed. Watch reads the store and gathers nothing, so a slow caller costs no
+// several sessions, and of records, what was done before something else began comes before it, as far as the clocks of
+// the processes agree. Watch reads the store and gathers nothing, so a slow caller costs no
 // memory; to go on after a restart, begin after the cursor of the last change that was dealt with.
 //
 // The sequence ends with the first error: that of ctx, ErrFeedOff, or ErrCursorExpired if what follows the cursor is
@@ -171,9 +182,16 @@ func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool
 	defer poll.Stop()
 	changed, stop := s.watching(topic{})
 	defer stop()
+	records, stop := s.watching(topic{records: true})
+	defer stop()
 	for {
-		if _, _, err := s.advanceFeed(ctx); err != nil {
+		sw, _, err := s.advanceFeed(ctx)
+		if err != nil {
 			return err
+		}
+		recordsChanged := records
+		if !sw.Records {
+			recordsChanged = nil
 		}
 		for {
 			changes, end, err := feed.Read(ctx, s.histories, id, n)
@@ -182,10 +200,7 @@ func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool
 			}
 			for _, c := range changes {
 				n = c.Number
-				if !yield(Change{
-					Kind: changeKinds[c.Kind], Session: c.Session, Incarnation: hex.EncodeToString(c.Incarnation[:]), Revision: c.Revision,
-					To: c.To, Time: c.Time, Cursor: cursorOf(id, n),
-				}) {
+				if !yield(changeOf(&c, cursorOf(id, n))) {
 					return errEnough
 				}
 			}
@@ -197,9 +212,23 @@ func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-recordsChanged:
 		case <-poll.C:
 		}
 	}
+}
+
+func changeOf(c *feed.Change, cursor Cursor) Change {
+	out := Change{
+		Kind: changeKinds[c.Kind], Session: c.Session, Incarnation: hex.EncodeToString(c.Incarnation[:]), Revision: c.Revision,
+		Time: c.Time, Cursor: cursor,
+	}
+	if c.Kind == feed.Record {
+		out.Record = c.To
+	} else {
+		out.To = c.To
+	}
+	return out
 }
 
 // Watch yields the commits of the session after a revision, as Log does, and goes on with those that come: each

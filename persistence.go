@@ -198,7 +198,7 @@ type Factory interface {
 	// WatchRecords yields records of all sessions, and the changes of them that come.
 	WatchRecords(ctx context.Context, prefix string) iter.Seq2[RecordUpdate, error]
 	// StartFeed turns the feed of changes on, and StopFeed off.
-	StartFeed(ctx context.Context, keep time.Duration) error
+	StartFeed(ctx context.Context, o FeedOptions) error
 	StopFeed(ctx context.Context) error
 	// Feed returns what the feed has, and Watch yields the changes after a cursor, and those that come.
 	Feed(ctx context.Context) (Feed, error)

@@ -289,7 +289,7 @@ func BenchmarkCommitFeed(b *testing.B) {
 			b.Run(name+"/feed="+feed, func(b *testing.B) {
 				st := onPebble(b, d)
 				if feed != "off" {
-					if err := st.StartFeed(ctx, time.Hour); err != nil {
+					if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/url"
-	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -75,8 +74,8 @@ func (c *Client) Records(ctx context.Context, q turnstone.RecordQuery) (turnston
 }
 
 // StartFeed implements turnstone.Factory.
-func (c *Client) StartFeed(ctx context.Context, keep time.Duration) error {
-	_, err := write[wire.None](ctx, c, "start-feed", &wire.StartFeed{Keep: int64(keep)}, false)
+func (c *Client) StartFeed(ctx context.Context, o turnstone.FeedOptions) error {
+	_, err := write[wire.None](ctx, c, "start-feed", &wire.StartFeed{Keep: int64(o.Keep), Records: o.Records}, false)
 	return err
 }
 

@@ -77,7 +77,7 @@ func TestSV6_WatchesGoOnOverARestart(t *testing.T) {
 	e := memory.New()
 	stop := serve(t, path, unclosed{e}, turnstone.Options{})
 	cl := connect(t, path)
-	if err := cl.StartFeed(ctx, time.Hour); err != nil {
+	if err := cl.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	feed, err := cl.Feed(ctx)

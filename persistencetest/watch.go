@@ -128,8 +128,8 @@ var watches = []behaviour{
 		}
 		old := s.create(turnstone.Request{ID: "old"})
 		ids := s.grow(old, 0, "before", "hidden")
-		s.is(s.Factory.StartFeed(ctx, time.Millisecond), turnstone.ErrInvalid)
-		s.must(s.Factory.StartFeed(ctx, time.Hour))
+		s.is(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Millisecond}), turnstone.ErrInvalid)
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
 		f, err := s.Factory.Feed(ctx)
 		s.must(err)
 		s.equal("feed", []any{f.Begin, f.Keep}, []any{f.End, time.Hour})
@@ -212,8 +212,8 @@ var watches = []behaviour{
 		s.commit(s.session("old"), turnstone.Commit{Expected: turnstone.AnyRevision})
 		_, err = s.Factory.Feed(ctx)
 		s.is(err, turnstone.ErrFeedOff)
-		s.must(s.Factory.StartFeed(ctx, time.Hour))
-		s.must(s.Factory.StartFeed(ctx, 2*time.Hour))
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: 2 * time.Hour}))
 		for _, err := range s.Factory.Watch(ctx, begin) {
 			s.is(err, turnstone.ErrCursorExpired)
 		}
@@ -226,9 +226,66 @@ var watches = []behaviour{
 			break
 		}
 	}},
+	{name: "WA19_TheFeedHasChangesOfRecordsIfAskedFor", test: func(s *suite) {
+		a, b := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		s.change(a, set("before", "v")...)
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
+		f, err := s.Factory.Feed(ctx)
+		s.must(err)
+		s.change(a, set("not asked for", "v")...)
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
+		now, err := s.Factory.Feed(ctx)
+		s.must(err)
+		s.equal("feed", now, turnstone.Feed{Begin: f.Begin, End: f.End, Keep: time.Hour, Records: true})
+		told := make(chan string, 100)
+		watch, stop := context.WithCancel(ctx)
+		defer stop()
+		go func() {
+			for c, err := range s.Factory.Watch(watch, f.End) {
+				if err != nil {
+					told <- "ended"
+					return
+				}
+				told <- fmt.Sprint(c.Kind, " ", c.Session, " ", c.Record, c.To)
+			}
+		}()
+		// The changes of one batch come in an order of their own.
+		has := func(want ...string) {
+			var got []string
+			for range want {
+				got = append(got, <-told)
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			s.equal("told", got, want)
+		}
+		v := s.change(a, set("k", "1")...)
+		has("record a k")
+		s.change(a, turnstone.RecordChange{Key: "k", Expect: v[0], Value: []byte("2")})
+		has("record a k")
+		_, err = a.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Records: []turnstone.RecordChange{{Key: "k", Expect: v[0], Value: []byte("3")}}})
+		s.is(err, turnstone.ErrRecordConflict)
+		r := s.commit(a, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("n"), Records: set("l", "1")})
+		has("committed a ", "record a l")
+		_, err = s.Factory.CommitAll(ctx,
+			turnstone.SessionCommit{Session: a, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{
+				{Key: "k", Action: turnstone.DeleteRecord}, {Key: "l", Action: turnstone.CheckRecord, Expect: r.Records[0]},
+			}}},
+			turnstone.SessionCommit{Session: b, RecordsOnly: true, Commit: turnstone.Commit{Records: set("k", "1")}},
+			turnstone.SessionCommit{Create: &turnstone.Request{ID: "c"}, RecordsOnly: true, Commit: turnstone.Commit{Records: set("first", "1")}})
+		s.must(err)
+		has("record a k", "record b k", "created c ", "record c first")
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
+		s.change(b, set("no more", "v")...)
+		s.must(s.Factory.Delete(ctx, "c", turnstone.KeepChildren))
+		has("deleted c ")
+		s.must(s.Factory.StopFeed(ctx))
+		has("ended")
+		s.change(b, set("off", "v")...)
+	}},
 	{name: "WA5_TheFeedBesideWritersMissesNothing", test: func(s *suite) {
 		const writers, each = 8, 30
-		s.must(s.Factory.StartFeed(ctx, time.Hour))
+		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
 		f, err := s.Factory.Feed(ctx)
 		s.must(err)
 		begin := f.End

@@ -215,7 +215,7 @@ var operations = []operation{
 	}),
 
 	write("start-feed", "Turns the feed of changes on.", Maintain, func(ctx context.Context, c call[wire.StartFeed]) (*wire.None, error) {
-		return &wire.None{}, c.store.StartFeed(ctx, time.Duration(c.in.Keep))
+		return &wire.None{}, c.store.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Duration(c.in.Keep), Records: c.in.Records})
 	}),
 	write("stop-feed", "Turns the feed of changes off.", Maintain, func(ctx context.Context, c call[wire.None]) (*wire.None, error) {
 		return &wire.None{}, c.store.StopFeed(ctx)

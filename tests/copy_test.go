@@ -575,7 +575,7 @@ func TestACopyOfAnEmptyStoreAndBackOntoTheOriginal(t *testing.T) {
 	for _, feed := range []bool{false, true} {
 		from, st := onMemory(t, nil)
 		if feed {
-			must(t, st.StartFeed(ctx, time.Hour))
+			must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
 		}
 		to := memory.New()
 		copyStore(t, from, to)

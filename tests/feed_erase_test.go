@@ -114,7 +114,7 @@ func TestWA10_ErasureForgetsBesideABeginAndAReader(t *testing.T) {
 			began = false
 			g.Plan = func(enginetest.Call) enginetest.Fault { // At the k-th call of the erasure the feed comes on.
 				if n++; n == k {
-					if err := st.StartFeed(ctx, time.Hour); err != nil {
+					if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}); err != nil {
 						t.Error(err)
 					}
 					began = true

@@ -42,7 +42,9 @@ func (d *delayed) land() error { return d.Engine.Apply(ctx, d.kept) }
 // later.
 func TestWA8_NoEarlierCallComesAfterAStartOrAnEnd(t *testing.T) {
 	start := func(keep time.Duration) func(context.Context, *turnstone.Store) error {
-		return func(ctx context.Context, st *turnstone.Store) error { return st.StartFeed(ctx, keep) }
+		return func(ctx context.Context, st *turnstone.Store) error {
+			return st.StartFeed(ctx, turnstone.FeedOptions{Keep: keep})
+		}
 	}
 	stop := func(ctx context.Context, st *turnstone.Store) error { return st.StopFeed(ctx) }
 	finish := func(ctx context.Context, st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err }
@@ -140,7 +142,7 @@ func TestWA8_StartsAtOnceAllEnd(t *testing.T) {
 		f := &enginetest.Faulty{Engine: mem, Plan: func(enginetest.Call) enginetest.Fault { return enginetest.Fault{Latency: 50 * time.Microsecond} }}
 		other := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
 		starts.Go(func() {
-			if err := other.StartFeed(limited, time.Duration(i+1)*time.Hour); err != nil {
+			if err := other.StartFeed(limited, turnstone.FeedOptions{Keep: time.Duration(i+1) * time.Hour}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -271,7 +273,7 @@ func TestWA8_AStartAfterAnEndThatDamageHoldsUp(t *testing.T) {
 	if err := st.StopFeed(ctx); !errors.Is(err, turnstone.ErrIncomplete) {
 		t.Fatal(err)
 	}
-	if err := st.StartFeed(ctx, time.Hour); !errors.Is(err, turnstone.ErrIncomplete) {
+	if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}); !errors.Is(err, turnstone.ErrIncomplete) {
 		t.Error(err)
 	}
 	f := feedOf(t, st)

@@ -171,7 +171,7 @@ func TestWA8_AStartOrEndThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 
 // Of a start and an end at once, one comes last: the feed is on or off, and every session tells accordingly.
 func TestWA8_AStartAndAnEndAtOnce(t *testing.T) {
-	start := func(st *turnstone.Store) error { return st.StartFeed(ctx, time.Hour) }
+	start := func(st *turnstone.Store) error { return st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}) }
 	stop := func(st *turnstone.Store) error { return st.StopFeed(ctx) }
 	for name, ops := range map[string][2]func(*turnstone.Store) error{
 		"start, stop": {start, stop}, "start, start": {start, start}, "stop, start": {stop, start}, "stop, stop": {stop, stop},
@@ -222,7 +222,7 @@ func TestWA8_AStartThatIsCutOffBesideAnEnd(t *testing.T) {
 				create(t, st, turnstone.Request{ID: fmt.Sprint(i)}, []byte("x"))
 			}
 		},
-		func(st *turnstone.Store) error { return st.StartFeed(limited, time.Hour) },
+		func(st *turnstone.Store) error { return st.StartFeed(limited, turnstone.FeedOptions{Keep: time.Hour}) },
 		func(st *turnstone.Store) {
 			defer time.AfterFunc(0, cancel)
 			if err := st.StopFeed(ctx); err != nil {
@@ -311,7 +311,7 @@ func TestWA8_AStartThatComesLateDoesNothing(t *testing.T) {
 		}
 		return enginetest.Fault{}
 	}
-	if err := starting.StartFeed(limited, time.Hour); !errors.Is(err, turnstone.ErrOutcomeUnknown) || !errors.Is(err, turnstone.ErrIncomplete) {
+	if err := starting.StartFeed(limited, turnstone.FeedOptions{Keep: time.Hour}); !errors.Is(err, turnstone.ErrOutcomeUnknown) || !errors.Is(err, turnstone.ErrIncomplete) {
 		t.Error(err)
 	}
 	f.Plan = nil
@@ -380,7 +380,7 @@ func cutOff(t *testing.T, e engine.Engine, ends bool) {
 // turnFeed turns the feed on or off.
 func turnFeed(st *turnstone.Store, on bool) error {
 	if on {
-		return st.StartFeed(ctx, time.Hour)
+		return st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour})
 	}
 	return st.StopFeed(ctx)
 }
@@ -424,7 +424,7 @@ func TestWA8_ACollectionBesideAnEndAndABeginWorks(t *testing.T) {
 		},
 		func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
 		func(st *turnstone.Store) {
-			if err := errors.Join(st.StopFeed(ctx), st.StartFeed(ctx, time.Hour)); err != nil {
+			if err := errors.Join(st.StopFeed(ctx), st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour})); err != nil {
 				t.Error(err)
 			}
 		},

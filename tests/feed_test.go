@@ -25,7 +25,7 @@ import (
 
 func startFeed(t *testing.T, st *turnstone.Store) turnstone.Cursor {
 	t.Helper()
-	if err := st.StartFeed(ctx, time.Hour); err != nil {
+	if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	return feedOf(t, st).End
@@ -108,7 +108,7 @@ func TestWA6_ChangesAreKeptForAsLongAsTheFeedSays(t *testing.T) {
 	}
 	verify(t, st)
 	// A shorter time holds from then on.
-	if err := st.StartFeed(ctx, time.Second); err != nil {
+	if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	c.now = c.now.Add(2 * time.Second)

@@ -207,7 +207,7 @@ var effects = []alteration{
 	{name: "keep", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Keep(ctx, "kept", 1) }},
 	{name: "release", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Release(ctx, "old") }},
 	{name: "keep changes longer", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-		return "", st.StartFeed(ctx, 2*time.Hour)
+		return "", st.StartFeed(ctx, turnstone.FeedOptions{Keep: 2 * time.Hour})
 	}},
 	{name: "stop feed", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) { return "", st.StopFeed(ctx) }},
 	{name: "clone", want: "3", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {

@@ -105,7 +105,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 			must(a.Seal(ctx))
 		}
 	}
-	must(st.StartFeed(ctx, 1000*time.Hour))
+	must(st.StartFeed(ctx, turnstone.FeedOptions{Keep: 1000 * time.Hour}))
 	must(a.Keep(ctx, "kept", 3))
 	change(t, a, turnstone.RecordChange{Key: "queue/1", Value: random(700, 13)}, turnstone.RecordChange{Key: ".own", Value: []byte("not listed")})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
@@ -238,7 +238,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 	if err := f.Tombstone(ctx, leaf); err != nil {
 		t.Fatal(err)
 	}
-	if err := st.StartFeed(ctx, 1000*time.Hour); err != nil {
+	if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: 1000 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	change(t, s, turnstone.RecordChange{Key: "queue/1", Value: random(700, 3)}, turnstone.RecordChange{Key: "queue/2"})

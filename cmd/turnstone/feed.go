@@ -64,6 +64,8 @@ func printChanges(ctx context.Context, out *bufio.Writer, st *turnstone.Store, a
 				what += fmt.Sprintf("@%d", c.Revision)
 			case c.To != "":
 				what += " to " + line(c.To, 60)
+			case c.Record != "":
+				what += " " + line(c.Record, 60)
 			}
 			p.printf("%s  %s  %-10s %s\n", faint(string(c.Cursor)), moment(c.Time), c.Kind, what)
 		}
@@ -80,7 +82,7 @@ func printChanges(ctx context.Context, out *bufio.Writer, st *turnstone.Store, a
 }
 
 func (a *app) feed() *cobra.Command {
-	keep := age(30 * 24 * time.Hour)
+	keep, records := age(30*24*time.Hour), false
 	c := &cobra.Command{
 		Use:   "feed on|off",
 		Short: "Turn the feed of changes on or off",
@@ -94,9 +96,10 @@ func (a *app) feed() *cobra.Command {
 			if args[0] == "off" {
 				return st.StopFeed(cmd.Context())
 			}
-			return st.StartFeed(cmd.Context(), time.Duration(keep))
+			return st.StartFeed(cmd.Context(), turnstone.FeedOptions{Keep: time.Duration(keep), Records: records})
 		}),
 	}
 	c.Flags().Var(&keep, "keep", "how long changes are kept, for example 36h or 30d")
+	c.Flags().BoolVar(&records, "records", false, "tell the changes of records, too: of queues, leases, drafts and effects")
 	return c
 }

@@ -40,7 +40,9 @@ func (c *call) build(ctx context.Context) error {
 	for i := range c.writers {
 		c.writers[i].addHead(c.batch)
 	}
-	c.addRecords()
+	if err := c.addRecords(); err != nil {
+		return err
+	}
 	if err := c.join(); err != nil {
 		return err
 	}

@@ -145,6 +145,8 @@ type call struct {
 	recordsFresh bool                 // this call has to read what keepers guard: what was seen before is stale
 	recordsRead  bool                 // this call has read them
 	random       [codec.HashSize]byte // the seed of versions, if there is no writer
+	feed         []byte               // the feed's record, if records are to be changed
+	tellsRecords bool                 // whether the feed has changes of records
 
 	history.Change // whether an attempt may stand
 }

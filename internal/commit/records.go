@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/session"
 )
@@ -71,7 +73,8 @@ func (c *call) checkRecords(ctx context.Context) error {
 	}
 }
 
-// readRecords sets the values that the batch is to guard.
+// readRecords sets the values that the batch is to guard. Without a reason to doubt it, the feed's record is taken to be
+// what another call has read, or not to be there.
 func (c *call) readRecords(ctx context.Context) error {
 	if c.recordsRead {
 		return nil
@@ -82,6 +85,9 @@ func (c *call) readRecords(ctx context.Context) error {
 		if *value = c.store.Recent.get(key); *value == nil || c.recordsFresh {
 			ks, at = append(ks, key), append(at, value)
 		}
+	}
+	if c.feed = c.store.Recent.get(c.feedKey()); c.changesRecords() && c.recordsFresh {
+		need(c.feedKey(), &c.feed)
 	}
 	for i := range c.keepers {
 		k := &c.keepers[i]
@@ -169,11 +175,28 @@ func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [codec.Hash
 	return k.random
 }
 
-// addRecords adds all changes of records to the batch.
-func (c *call) addRecords() {
+func (c *call) feedKey() []byte { return c.store.Space.Feed() }
+
+// changesRecords reports whether the call changes any records.
+func (c *call) changesRecords() bool {
+	return slices.ContainsFunc(c.keepers, func(k keeper) bool {
+		return slices.ContainsFunc(k.in.Records, func(r RecordChange) bool { return r.Action != CheckRecord })
+	})
+}
+
+// addRecords adds all changes of records to the batch. A batch that changes records guards the feed's record.
+func (c *call) addRecords() error {
+	if c.changesRecords() {
+		var err error
+		if c.tellsRecords, err = feed.TellsRecords(c.feedKey(), c.feed); err != nil {
+			return err
+		}
+		c.batch.Guard(c.feedKey(), c.feed)
+	}
 	for i := range c.keepers {
 		c.keepers[i].add(c.batch)
 	}
+	return nil
 }
 
 // add adds the changes to the batch.
@@ -185,6 +208,10 @@ func (k *keeper) add(b *engine.Batch) {
 	for i := range k.in.Records {
 		c, key := &k.in.Records[i], k.keys[i]
 		listing := k.s.Space.Listing(c.Key, k.s.Inc)
+		if k.tellsRecords && c.Action != CheckRecord {
+			v := session.NewRecordVersion(seed, k.s.Inc, c.Key) // differs for each call and record
+			feed.TellRecord(b, k.s.Space, k.s.Inc, k.s.ID, c.Key, binary.BigEndian.Uint64(v[:8]), k.now)
+		}
 		known := c.Expect != (Expectation{})
 		if known {
 			b.Guard(key, k.values[i])

@@ -14,7 +14,8 @@
 // something else began has the lower number, unless more than a page waits and clocks differ.
 //
 // While the feed is off, commits do not look at it: the head of each session says whether they tell. All other
-// changes read the record that says whether the feed is on, and guard it.
+// changes, those of records too, read the record that says whether the feed is on, and guard it. Of the changes of one
+// record the order is that of the clocks of those who made them.
 package feed
 
 import (
@@ -40,6 +41,7 @@ const (
 	Tombstoned // nodes, by a call or a commit
 	Renamed
 	Deleted
+	Record // one record, if the feed has those
 	kinds
 )
 
@@ -48,7 +50,7 @@ type Change struct {
 	Kind        Kind
 	Incarnation head.Incarnation
 	Session     string        // the id that the session had then; empty if the session was erased
-	To          string        // of Renamed: the new id
+	To          string        // of Renamed the new id, of Record its key; empty if the session was erased
 	Revision    head.Revision // of Committed
 	Time        time.Time     // when it was told, which for commits grows within a session
 	Number      uint64        // in the feed, from 1
@@ -57,10 +59,11 @@ type Change struct {
 
 // A Switch says whether the feed is on. There is no record of it until the feed is first begun or ended.
 type Switch struct {
-	State  State
-	ID     [16]byte      // random, new whenever the feed is begun
-	Keep   time.Duration // how long changes are kept
-	Writes uint64        // how often the record was written, so that no value of it recurs
+	State   State
+	Records bool          // whether changes of records are told
+	ID      [16]byte      // random, new whenever the feed is begun
+	Keep    time.Duration // how long changes are kept
+	Writes  uint64        // how often the record was written, so that no value of it recurs
 }
 
 // A State is that of the feed.
@@ -83,7 +86,10 @@ func (s *Switch) tells() bool { return s.State == Beginning || s.on() }
 
 // Encode returns s's record for key.
 func (s *Switch) Encode(key []byte) []byte {
-	body := append([]byte{byte(s.State)}, s.ID[:]...)
+	body := append([]byte{byte(s.State), 0}, s.ID[:]...)
+	if s.Records {
+		body[1] = 1
+	}
 	body = binary.AppendUvarint(binary.AppendUvarint(body, uint64(s.Keep)), s.Writes)
 	return codec.Encode(key, keys.Feed, body)
 }
@@ -96,14 +102,14 @@ func DecodeSwitch(key, value []byte) (s Switch, err error) {
 	body, err := codec.Decode(key, value, keys.Feed)
 	if err == nil {
 		keep, n, m := uint64(0), 0, 0
-		if len(body) > 17 {
-			s.State = State(body[0])
-			copy(s.ID[:], body[1:])
-			keep, n = codec.Uvarint(body[17:])
-			s.Writes, m = codec.Uvarint(body[17+max(n, 0):])
+		if len(body) > 18 {
+			s.State, s.Records = State(body[0]), body[1] == 1
+			copy(s.ID[:], body[2:])
+			keep, n = codec.Uvarint(body[18:])
+			s.Writes, m = codec.Uvarint(body[18+max(n, 0):])
 			s.Keep = time.Duration(keep)
 		}
-		if n <= 0 || m <= 0 || 17+n+m != len(body) || s.State > OnInPart || s.Keep < 0 || s.Writes == 0 {
+		if n <= 0 || m <= 0 || 18+n+m != len(body) || body[1] > 1 || s.State > OnInPart || s.Keep < 0 || s.Writes == 0 {
 			err = fmt.Errorf("%w: feed", damage.ErrMalformed)
 		}
 	}
@@ -205,6 +211,20 @@ func Tell(b *engine.Batch, space *keys.Space, h *head.Head, c Change, salt uint6
 	}
 	h.SetFed(true, now)
 	key := space.Pending(h.Fed>>1, h.Incarnation, byte(c.Kind), salt)
+	b.Set(key, c.encodePending(key))
+}
+
+// TellsRecords reports whether changes of records have to be told. value is the feed's record.
+func TellsRecords(key, value []byte) (bool, error) {
+	sw, err := DecodeSwitch(key, value)
+	return sw.tells() && sw.Records, err
+}
+
+// TellRecord makes b tell that a record of a session has changed. The caller guards the feed's record. Salt is of the
+// record and of the call.
+func TellRecord(b *engine.Batch, space *keys.Space, inc head.Incarnation, session, record string, salt uint64, now time.Time) {
+	c := Change{Kind: Record, Session: session, To: record}
+	key := space.Pending(uint64(now.UnixNano()), inc, byte(Record), salt)
 	b.Set(key, c.encodePending(key))
 }
 

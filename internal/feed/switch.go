@@ -16,11 +16,11 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each
+// Start begins the feed, or, if it is on, changes what it keeps and for how long. A start writes the head of each
 // session. If it is cut off, the next one goes on. Heads that are damaged are passed over, as nobody can commit to
 // such sessions; the error names them. The feed is on then, and the next start or collection looks at all heads
 // again. random fills a slice with random bytes.
-func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
+func Start(ctx context.Context, s history.Store, keep time.Duration, records bool, random func([]byte)) error {
 	var cleaned *Switch // an end that this call has finished, as far as it can be
 	return history.Settle(ctx, s.Engine, func(c *history.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) (write bool, err error) {
@@ -33,7 +33,7 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 			case sw.State != On: // A start or an end was cut off, or is at it.
 				return false, nil
 			}
-			sw.Keep, b.Reclaim = keep, false
+			sw.Keep, sw.Records, b.Reclaim = keep, records, false
 			return true, nil
 		})
 		switch {
@@ -43,7 +43,7 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 				cleaned, err = &sw, engine.ErrConflict // Begin anew.
 			}
 		case sw.State != On:
-			err = begin(ctx, c, s, sw, keep)
+			err = begin(ctx, c, s, sw, keep, records)
 		}
 		return err
 	})
@@ -51,7 +51,7 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 
 // begin does the rest of a start. The error is a conflict if the feed's record has changed. begin writes that record
 // only at its end, so that several calls can work on the same start.
-func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, keep time.Duration) error {
+func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, keep time.Duration, records bool) error {
 	c.Partly = true
 	damaged, err := sweep(ctx, c, s, &sw)
 	if err != nil {
@@ -65,8 +65,8 @@ func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, k
 		if *now != sw {
 			return false, engine.ErrConflict
 		}
-		write = now.State != to || now.Keep != keep
-		now.State, now.Keep = to, keep
+		write = now.State != to || now.Keep != keep || now.Records != records
+		now.State, now.Keep, now.Records = to, keep, records
 		return write, nil
 	}); err != nil {
 		return err
@@ -261,7 +261,7 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	case err != nil:
 	case sw.State == Beginning:
 		c := &history.Change{Engine: s.Engine}
-		if err = c.Result(begin(ctx, c, s, sw, sw.Keep)); errors.Is(err, engine.ErrNoSpace) && !c.Unknown {
+		if err = c.Result(begin(ctx, c, s, sw, sw.Keep, sw.Records)); errors.Is(err, engine.ErrNoSpace) && !c.Unknown {
 			err = nil
 		}
 	case sw.State == Ending:
@@ -272,7 +272,7 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 		}
 		if err == nil && sw.State == OnInPart {
 			c := &history.Change{Engine: s.Engine}
-			err = c.Result(begin(ctx, c, s, sw, sw.Keep))
+			err = c.Result(begin(ctx, c, s, sw, sw.Keep, sw.Records))
 		}
 	}
 	if errors.Is(err, ErrOff) || errors.Is(err, ErrTrimmed) || errors.Is(err, engine.ErrConflict) { // Somebody else began or ended it.
@@ -296,7 +296,7 @@ func (e *Erased) is(ctx context.Context, s history.Store, c *Change) (bool, erro
 	if slices.Contains(e.Incarnations, c.Incarnation) {
 		return true, nil
 	}
-	if !slices.Contains(e.IDs, c.Session) && !slices.Contains(e.IDs, c.To) {
+	if !slices.Contains(e.IDs, c.Session) && (c.Kind != Renamed || !slices.Contains(e.IDs, c.To)) {
 		return false, nil
 	}
 	life, err := s.Life(ctx, c.Incarnation)

@@ -169,7 +169,8 @@ type (
 		Children    string `json:"children,omitempty"` // a key of Policies
 	}
 	StartFeed struct {
-		Keep int64 `json:"keepNanoseconds"`
+		Keep    int64 `json:"keepNanoseconds"`
+		Records bool  `json:"records,omitzero"`
 	}
 	Collect struct {
 		Some

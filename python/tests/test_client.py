@@ -160,7 +160,7 @@ def test_attachments_of_many_pieces(db: turnstonedb.Client, tmp_path: Path) -> N
 
 def test_watches_go_on_when_the_server_is_killed(store: str) -> None:
     with turnstonedb.Client.open(store, idle=5) as db:
-        db.start_feed(3600)
+        db.start_feed(3600, records=True)
         begin = db.feed().end
         s, _ = db.create("s")
         seen: list[int] = []

@@ -271,7 +271,7 @@ func withStore(t *testing.T, e engine.Engine, f func(*turnstone.Store)) {
 // startFeed starts the feed, and notes where it begins.
 func (c *config) startFeed(t *testing.T, st *turnstone.Store) {
 	t.Helper()
-	err := st.StartFeed(ctx, 24*time.Hour)
+	err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: 24 * time.Hour})
 	if err == nil {
 		var f turnstone.Feed
 		if f, err = st.Feed(ctx); err == nil {

@@ -179,9 +179,9 @@ export class Client {
 		await this.requests.one("delete", { session: id, children }, write());
 	}
 
-	/** Turns the feed of changes on. It keeps changes for so many seconds. */
-	async startFeed(keepSeconds: number): Promise<void> {
-		await this.requests.one("start-feed", { keepNanoseconds: Math.round(keepSeconds * 1e9) }, write());
+	/** Turns the feed of changes on. It keeps changes for so many seconds; those of records are in it if asked for. */
+	async startFeed(keepSeconds: number, { records = false } = {}): Promise<void> {
+		await this.requests.one("start-feed", { keepNanoseconds: Math.round(keepSeconds * 1e9), records }, write());
 	}
 
 	/** Turns the feed of changes off. */

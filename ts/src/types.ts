@@ -309,6 +309,8 @@ export interface Change {
 	revision?: number;
 	/** Of a rename: the new id. */
 	to?: string;
+	/** Of a change of a record: its key. */
+	record?: string;
 }
 
 /** What the feed of changes has. */
@@ -316,6 +318,8 @@ export interface Feed {
 	begin: string;
 	end: string;
 	keepNanoseconds: number;
+	/** It has the changes of records, too. */
+	records?: boolean;
 }
 
 /** What a collection or a vacuum did: the numbers that the server tells, by name. */

@@ -208,7 +208,7 @@ test("large answers arrive whole", async () => {
 
 test("watches go on when the server is killed", async () => {
 	const db = await open(newStore(), { idle: 5 });
-	await db.startFeed(3600);
+	await db.startFeed(3600, { records: true });
 	const begin = (await db.feed()).end;
 	const { session: s } = await db.create("s");
 	const seen: number[] = [];

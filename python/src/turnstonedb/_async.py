@@ -292,9 +292,9 @@ class AsyncClient:
         """Removes the session that has an id now. children is "keep", "refuse" or "cascade"."""
         await self._run(_calls.delete({"session": id}, children))
 
-    async def start_feed(self, keep_seconds: float) -> None:
-        """Turns the feed of changes on. It keeps changes for so long."""
-        await self._run(_calls.start_feed(keep_seconds))
+    async def start_feed(self, keep_seconds: float, *, records: bool = False) -> None:
+        """Turns the feed of changes on. It keeps changes for so long; those of records are in it if asked for."""
+        await self._run(_calls.start_feed(keep_seconds, records))
 
     async def stop_feed(self) -> None:
         """Turns the feed of changes off."""

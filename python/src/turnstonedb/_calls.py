@@ -215,8 +215,8 @@ def delete(target: Object, children: str) -> Call[None]:
     return _write("delete", {**target, "children": children}, _none)
 
 
-def start_feed(keep_seconds: float) -> Call[None]:
-    return _write("start-feed", {"keepNanoseconds": round(keep_seconds * 1e9)}, _none)
+def start_feed(keep_seconds: float, records: bool) -> Call[None]:
+    return _write("start-feed", {"keepNanoseconds": round(keep_seconds * 1e9), "records": records}, _none)
 
 
 def stop_feed() -> Call[None]:

@@ -372,11 +372,15 @@ class Change:
     time: str
     revision: int
     to: str
+    record: str
+    """Of a change of a record: its key."""
 
     @classmethod
     def _of(cls, o: Object) -> Change:
         g = o.get
-        return cls(o["kind"], g("session", ""), o["incarnation"], o["cursor"], o["time"], g("revision", 0), g("to", ""))
+        return cls(
+            o["kind"], g("session", ""), o["incarnation"], o["cursor"], o["time"], g("revision", 0), g("to", ""), g("record", "")
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,10 +390,12 @@ class Feed:
     begin: str
     end: str
     keep_seconds: float
+    records: bool
+    """Whether it has the changes of records, too."""
 
     @classmethod
     def _of(cls, o: Object) -> Feed:
-        return cls(o["begin"], o["end"], o["keepNanoseconds"] / 1e9)
+        return cls(o["begin"], o["end"], o["keepNanoseconds"] / 1e9, o.get("records", False))
 
 
 @dataclass(frozen=True, slots=True)
