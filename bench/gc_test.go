@@ -131,6 +131,41 @@ func collect(b *testing.B, st *turnstone.Store) *gc.Report {
 	return r
 }
 
+// BenchmarkRetained commits to a session that retains ten revisions, prunes, and reclaims what that let go of: by a
+// collection, which looks at what has changed, and by a vacuum, which reads the history to find what only side branches
+// show.
+func BenchmarkRetained(b *testing.B) {
+	for _, n := range []int{300, 3000, 30_000} {
+		for _, by := range []string{"gc", "vacuum"} {
+			b.Run(fmt.Sprintf("%s/%d", by, n), func(b *testing.B) {
+				st := store(b, &pebble.Options{Durability: pebble.Process})
+				s, round := fill(b, st, 1, n, 500, false)[0], n
+				reclaim := func() {
+					_, err := s.Prune(ctx, 10)
+					if by == "gc" {
+						collect(b, st)
+					} else if err == nil {
+						_, err = st.Vacuum(ctx, gc.VacuumOptions{NoCompaction: true})
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+				reclaim()
+				for b.Loop() {
+					b.StopTimer()
+					if err := step(s, 0, round, 500, false); err != nil {
+						b.Fatal(err)
+					}
+					round++
+					b.StartTimer()
+					reclaim()
+				}
+			})
+		}
+	}
+}
+
 // BenchmarkGC collects a store of 2,000 sessions with 5 checkpoints each twice:
 // when nothing was indexed yet, and after half of the sessions were deleted. It
 // reports blobs marked and swept a second, and how much the heap grew at most.

@@ -292,9 +292,9 @@ class Client:
         """Removes the session that has an id now. children is "keep", "refuse" or "cascade"."""
         self._run(_calls.delete({"session": id}, children))
 
-    def start_feed(self, keep_seconds: float) -> None:
-        """Turns the feed of changes on. It keeps changes for so long."""
-        self._run(_calls.start_feed(keep_seconds))
+    def start_feed(self, keep_seconds: float, *, records: bool = False) -> None:
+        """Turns the feed of changes on. It keeps changes for so long; those of records are in it if asked for."""
+        self._run(_calls.start_feed(keep_seconds, records))
 
     def stop_feed(self) -> None:
         """Turns the feed of changes off."""
