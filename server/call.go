@@ -145,7 +145,7 @@ func decoded[In any](ctx context.Context, s *Server, r *request, b *body) (c cal
 		return c, err
 	}
 	in := new(In)
-	if err := decode(b.content, in); err != nil {
+	if err := decode(ctx, b, in); err != nil {
 		return c, err
 	}
 	return called(ctx, r.space, in)

@@ -5,54 +5,83 @@ import (
 	"fmt"
 	"io"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// limits bound what the server does at once.
+// limits bound what the server does at once, in all and for each token and namespace.
 type limits struct {
-	requests, watches *semaphore.Weighted
-	bytes             *semaphore.Weighted // of the bodies of requests
+	requests, watches, uploads *pool
+	bytes                      *pool // what the bodies of requests take, as they came and decoded
 }
 
 func newLimits(o *Options) limits {
-	return limits{semaphore.NewWeighted(o.MaxRequests), semaphore.NewWeighted(o.MaxWatches), semaphore.NewWeighted(o.MaxBodyBytes)}
+	share := o.Share
+	if o.Tokens == nil {
+		share = 1 // All requests are of one party.
+	}
+	return limits{
+		requests: newPool("requests", o.MaxRequests, share, 1), watches: newPool("watches", o.MaxWatches, share, 1),
+		uploads: newPool("uploads", int64(o.MaxUploads), share, 1), bytes: newPool("bytes of requests", o.MaxBodyBytes, share, 2*o.MaxRequestBytes),
+	}
 }
 
-// An admission waits until the server may work on a request. The caller calls leave afterwards.
-type admission func(context.Context) (leave func(), err error)
+// An admission waits until the server may work on a request of a party. The caller calls leave afterwards.
+type admission func(context.Context, party) (leave func(), err error)
 
 // enter is the admission of requests that end by themselves.
-func (s *Server) enter(ctx context.Context) (leave func(), err error) {
+func (s *Server) enter(ctx context.Context, of party) (leave func(), err error) {
 	if s.stopped() {
 		return nil, errStops
 	}
-	return s.acquire(ctx, s.limits.requests, 1, "requests", s.o.MaxRequests)
+	return s.limits.requests.acquire(ctx, of, 1, s.o.Patience)
 }
 
 // enterWatch is that of watches. It does not wait: watches seldom end.
-func (s *Server) enterWatch(context.Context) (leave func(), err error) {
-	switch {
-	case s.stopped():
+func (s *Server) enterWatch(_ context.Context, of party) (leave func(), err error) {
+	if s.stopped() {
 		return nil, errStops
-	case !s.limits.watches.TryAcquire(1):
-		return nil, fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
 	}
-	return func() { s.limits.watches.Release(1) }, nil
+	leave, ok := s.limits.watches.try(of, 1)
+	if !ok {
+		return nil, s.limits.watches.busy(0)
+	}
+	return leave, nil
 }
 
-// acquire waits until there is room for n.
-func (s *Server) acquire(ctx context.Context, limit *semaphore.Weighted, n int64, what string, most int64) (release func(), err error) {
-	limited, cancel := context.WithTimeout(ctx, s.o.Patience)
-	defer cancel()
-	switch {
-	case limit.Acquire(limited, n) == nil:
-		return func() { limit.Release(n) }, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
+// A charge is what one request has of the bytes of all.
+type charge struct {
+	s  *Server
+	of party
+	n  int64
+}
+
+// add takes n bytes more. A request that has none yet waits for them. One that has some does not: two of those would
+// wait for each other. It is refused as busy, and its caller asks again.
+func (c *charge) add(ctx context.Context, n int64) error {
+	if n <= 0 {
+		return nil
 	}
-	return nil, fmt.Errorf("%w: %d %s at once, for %v", wire.ErrBusy, most, what, s.o.Patience)
+	if most := c.s.limits.bytes.share; c.n+n > most {
+		return fmt.Errorf("%w: what it says would take more than %d bytes of memory", wire.ErrTooLarge, most)
+	}
+	pool := c.s.limits.bytes
+	if c.n == 0 {
+		if _, err := pool.acquire(ctx, c.of, n, c.s.o.Patience); err != nil {
+			return err
+		}
+	} else if _, ok := pool.try(c.of, n); !ok {
+		return pool.busy(0)
+	}
+	c.n += n
+	return nil
+}
+
+// keep gives back all but n bytes.
+func (c *charge) keep(n int64) {
+	if c.n > n {
+		c.s.limits.bytes.release(c.of, c.n-n)
+		c.n = n
+	}
 }
 
 // limited reads up to n bytes, and fails with wire.ErrTooLarge beyond that.

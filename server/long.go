@@ -20,10 +20,10 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 		handle: func(s *Server, r *request) error {
 			return pinned(s, r, func(b *body) error {
 				in := new(In)
-				if err := decode(b.content, in); err != nil {
+				if err := decode(r.Context(), b, in); err != nil {
 					return err
 				}
-				w, err := s.write(r, b.sum, s.work, func(w *written) ([]byte, error) {
+				w, err := s.write(r, b.sum, r.space.work(s), func(w *written) ([]byte, error) {
 					ctx, cancel := context.WithCancel(context.Background())
 					defer cancel()
 					w.follow.begin(s, cancel)

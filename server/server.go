@@ -42,15 +42,22 @@ type Options struct {
 	MaxRequestBytes int64
 	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
 	MaxRequests int64
-	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least
-	// MaxRequestBytes. Default 512 MiB.
+	// MaxBodyBytes is how many bytes of memory the bodies of these requests may take together, as they have come and
+	// decoded; others wait. It is at least twice MaxRequestBytes. Default 512 MiB.
 	MaxBodyBytes int64
-	// MaxNamespaces is how many namespaces the server has open at most. Default 1024.
+	// MaxNamespaces is how many namespaces the server has open at most, beside the default one. One that no request is
+	// about is closed when another one has to be opened. Default 1024.
 	MaxNamespaces int
 	// MaxWatches is how many watches there may be at once. Default 1024.
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
+	// MaxConnections is how many connections Serve has. When there are more, those that no request is on make room.
+	// Default: half of the descriptors that the process may have, so that the engine has the others, and 10,000 at most.
+	MaxConnections int
+	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches and MaxUploads that one token gets at most, and one
+	// namespace. Default a quarter. Without Tokens nobody can be told apart, and there are no shares.
+	Share float64
 	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for
 	// a reader to take some of an answer, how long a collection goes on that nobody waits for, and how long requests may
 	// go on when the server stops. Default 30 seconds.
@@ -75,6 +82,7 @@ type Server struct {
 	writes   writes
 	bodies   *bodies
 	uploads  uploads
+	conns    *connections
 	metrics  *metrics
 	stopping chan struct{} // closed when the server stops
 	stop     sync.Once
@@ -93,7 +101,9 @@ func New(o Options) (*Server, error) {
 	}
 	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, 128<<20)
 	o.MaxRequests = cmp.Or(o.MaxRequests, 256)
-	o.MaxBodyBytes = max(cmp.Or(o.MaxBodyBytes, 512<<20), o.MaxRequestBytes)
+	o.MaxBodyBytes = max(cmp.Or(o.MaxBodyBytes, 512<<20), 2*o.MaxRequestBytes)
+	o.MaxConnections = cmp.Or(o.MaxConnections, min(10_000, openFiles()/2))
+	o.Share = cmp.Or(o.Share, 0.25)
 	o.MaxNamespaces = cmp.Or(o.MaxNamespaces, 1024)
 	o.MaxWatches = cmp.Or(o.MaxWatches, 1024)
 	o.MaxUploads = cmp.Or(o.MaxUploads, 256)
@@ -104,12 +114,15 @@ func New(o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxNamespaces < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 {
+	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxNamespaces < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 || o.MaxConnections < 0 || o.Share < 0 {
 		return nil, errors.New("server: an option is negative")
+	}
+	if o.Share > 1 {
+		return nil, fmt.Errorf("server: a share of %g: want a part of 1", o.Share)
 	}
 	s := &Server{
 		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](cache.Of(o.Memory).Bases), metrics: newMetrics(),
-		stopping: make(chan struct{}), spaces: map[string]*space{},
+		conns: newConnections(o.MaxConnections), stopping: make(chan struct{}), spaces: map[string]*space{},
 	}
 	s.uploads = newUploads(s)
 	s.active.since = time.Now()
@@ -125,6 +138,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(wire.HeaderCall, id)
 	}
 	defer s.active.begin()()
+	defer s.conns.use(r)()
 	s.mux.ServeHTTP(&answer{ResponseWriter: w, rc: http.NewResponseController(w), patience: s.o.Patience, unread: r.ContentLength != 0}, r)
 }
 
@@ -133,7 +147,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
 		Handler: s, TLSConfig: s.o.TLS, ReadHeaderTimeout: s.o.Patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelWarn),
+		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelWarn), ConnState: s.conns.changed, ConnContext: s.conns.known,
 	}
 	failed := make(chan error, 1)
 	go func() {
@@ -246,6 +260,7 @@ func (s *Server) stopped() bool {
 type request struct {
 	*http.Request
 	w     *answer
+	party party
 	space *space
 	scope Scope
 	write *written
@@ -273,7 +288,8 @@ func (s *Server) serve(r *request, enter admission, f func(*Server, *request) er
 	if err != nil {
 		return err
 	}
-	leave, err := enter(r.Context())
+	r.party = party{bearer(r.Request), namespace}
+	leave, err := enter(r.Context(), r.party)
 	if err != nil {
 		return err
 	}
@@ -281,6 +297,7 @@ func (s *Server) serve(r *request, enter admission, f func(*Server, *request) er
 	if r.space, err = s.space(r.Context(), namespace, g.Allows(Write, namespace)); err != nil {
 		return err
 	}
+	defer s.leave(r.space)
 	return f(s, r)
 }
 

@@ -17,6 +17,8 @@ const maxHandles = 4096
 // A space is a namespace that is open.
 type space struct {
 	name  string
+	uses  int           // requests, uploads and collections that are about it; guarded by Server.mu
+	since time.Time     // when uses became 0
 	ready chan struct{} // closed when store or err is set
 	store *turnstone.Store
 	err   error
@@ -31,7 +33,7 @@ type handle struct {
 }
 
 // space returns a namespace, and opens it if it is not open. create says whether space may make a namespace that
-// does not exist.
+// does not exist. The caller calls leave when it is done.
 func (s *Server) space(ctx context.Context, name string, create bool) (*space, error) {
 	s.mu.Lock()
 	sp, known := s.spaces[name]
@@ -39,21 +41,86 @@ func (s *Server) space(ctx context.Context, name string, create bool) (*space, e
 	case s.spaces == nil:
 		s.mu.Unlock()
 		return nil, errStops
-	case !known && len(s.spaces) >= s.o.MaxNamespaces:
+	case !known && !s.makeRoom(name):
 		s.mu.Unlock()
-		return nil, fmt.Errorf("%w: %d namespaces are open", wire.ErrBusy, s.o.MaxNamespaces)
+		return nil, fmt.Errorf("%w: %d namespaces are in use", wire.ErrBusy, s.o.MaxNamespaces)
 	case !known:
 		sp = &space{name: name, ready: make(chan struct{}), handles: map[string]handle{}}
 		s.spaces[name] = sp
 		s.working.Go(func() { s.open(sp, create) })
 	}
+	sp.uses++
 	s.mu.Unlock()
+	var err error
 	select {
 	case <-sp.ready:
-		return sp, sp.err
+		err = sp.err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
+	if err != nil {
+		s.leave(sp)
+		return nil, err
+	}
+	return sp, nil
+}
+
+// hold makes a namespace that is in use stay open, until leave is called once more.
+func (s *Server) hold(sp *space) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sp.uses++
+}
+
+// work returns Server.work for what uses a namespace.
+func (sp *space) work(s *Server) func(func()) bool {
+	return func(f func()) bool {
+		s.hold(sp)
+		begun := s.work(func() {
+			defer s.leave(sp)
+			f()
+		})
+		if !begun {
+			s.leave(sp)
+		}
+		return begun
+	}
+}
+
+// leave ends a use of a namespace. It stays open until another one needs its place.
+func (s *Server) leave(sp *space) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sp.uses--
+	sp.since = time.Now()
+}
+
+// makeRoom reports whether a namespace can be opened. If need be, it closes the one that has been idle longest, but
+// never the default one. The caller holds s.mu.
+func (s *Server) makeRoom(name string) bool {
+	others := len(s.spaces)
+	if _, open := s.spaces[""]; open {
+		others--
+	}
+	if name == "" || others < s.o.MaxNamespaces {
+		return true
+	}
+	var idle *space
+	for _, sp := range s.spaces {
+		if sp.name != "" && sp.uses == 0 && (idle == nil || sp.since.Before(idle.since)) {
+			idle = sp
+		}
+	}
+	if idle == nil {
+		return false
+	}
+	delete(s.spaces, idle.name)
+	s.working.Go(func() {
+		if err := idle.close(); err != nil {
+			s.o.Logger.Error("a namespace was closed", "namespace", idle.name, "error", err)
+		}
+	})
+	return true
 }
 
 // open opens a namespace, also when those who wait for it go away.
@@ -63,7 +130,9 @@ func (s *Server) open(sp *space, create bool) {
 	sp.store, sp.err = s.o.Open(ctx, sp.name, !create)
 	if sp.err != nil {
 		s.mu.Lock()
-		delete(s.spaces, sp.name) // The next request tries again.
+		if s.spaces[sp.name] == sp {
+			delete(s.spaces, sp.name) // The next request tries again.
+		}
 		s.mu.Unlock()
 	}
 	close(sp.ready)
@@ -141,6 +210,7 @@ func (s *Server) healthy() error {
 	defer cancel()
 	sp, err := s.space(ctx, "", true)
 	if err == nil {
+		defer s.leave(sp)
 		_, err = sp.store.List(ctx, turnstone.ListOptions{Limit: 1})
 	}
 	h.at, h.last = time.Now(), err

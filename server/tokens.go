@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
@@ -35,6 +36,8 @@ type Grant struct {
 	Scopes []Scope `json:"scopes"`
 	// Namespaces are where. "*" stands for all of them.
 	Namespaces []string `json:"namespaces"`
+	// Expires is when the token ends. Zero means never.
+	Expires time.Time `json:"expires,omitzero"`
 }
 
 // Allows reports whether the bearer may do something in a namespace.
@@ -110,19 +113,31 @@ func ReadTokens(r io.Reader) (func(token string) (Grant, bool), error) {
 	}, nil
 }
 
+// bearer returns the token of a request, or nothing.
+func bearer(r *http.Request) string {
+	kind, token, found := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !found || !strings.EqualFold(kind, "Bearer") {
+		return ""
+	}
+	return token
+}
+
 // allowed returns what the bearer of the request's token may do. It fails if the bearer does not have a scope in a
 // namespace.
 func (s *Server) allowed(r *http.Request, scope Scope, namespace string) (Grant, error) {
 	if s.o.Tokens == nil {
 		return Grant{Scopes: []Scope{Read, Write, Maintain}, Namespaces: []string{"*"}}, nil
 	}
-	kind, token, found := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !found || !strings.EqualFold(kind, "Bearer") {
+	token := bearer(r)
+	if token == "" {
 		return Grant{}, fmt.Errorf("%w: the request has none in its header Authorization", wire.ErrToken)
 	}
 	g, ok := s.o.Tokens(token)
-	if !ok {
+	switch {
+	case !ok:
 		return Grant{}, wire.ErrToken
+	case !g.Expires.IsZero() && !time.Now().Before(g.Expires):
+		return Grant{}, fmt.Errorf("%w: it ended at %s", wire.ErrToken, g.Expires.Format(time.RFC3339))
 	}
 	if !g.Allows(scope, namespace) {
 		return Grant{}, fmt.Errorf("%w: the token does not have scope %s in namespace %q", wire.ErrScope, scope, namespace)

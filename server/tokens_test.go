@@ -35,7 +35,7 @@ func TestSV3_ATokenAllowsItsScopesInItsNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := serve(t, server.Options{Tokens: known}, nil)
-	routes := map[string]string{"POST /v1/list": "read", "POST /v1/create": "write", "POST /v1/gc": "maintain", "GET /v1/changes": "read", "GET /metrics": "read", "GET /v1/watch": "read", "PUT /v1/attachment": "write"}
+	routes := map[string]string{"POST /v1/list": "read", "POST /v1/create": "write", "POST /v1/gc": "maintain", "GET /v1/changes": "read", "GET /v1/watch": "read", "PUT /v1/attachment": "write"}
 	allowed := map[string]map[string]string{"reader": {"read": "|"}, "writer": {"write": "|a|"}, "maintainer": {"maintain": "|a|b|"}}
 	for route, scope := range routes {
 		method, path, _ := strings.Cut(route, " ")
@@ -82,7 +82,7 @@ func TestSV3_WhoMayOnlyReadMakesNoNamespace(t *testing.T) {
 		"r": {Scopes: []server.Scope{server.Read}, Namespaces: []string{"*"}},
 		"w": {Scopes: []server.Scope{server.Read, server.Write}, Namespaces: []string{"*"}},
 	}
-	h := serve(t, server.Options{MaxNamespaces: 2, Tokens: func(token string) (server.Grant, bool) { g, ok := grants[token]; return g, ok }}, nil)
+	h := serve(t, server.Options{Tokens: func(token string) (server.Grant, bool) { g, ok := grants[token]; return g, ok }}, nil)
 	as := func(token, namespace string) reply {
 		return h.ask("POST", "/v1/list", "{}", "Authorization", "bearer "+token, "Turnstone-Namespace", namespace)
 	}
@@ -95,9 +95,6 @@ func TestSV3_WhoMayOnlyReadMakesNoNamespace(t *testing.T) {
 		}
 	}
 	if a := as("r", "a"); a.status != 200 {
-		t.Errorf("%+v", a)
-	}
-	if a := as("w", "third"); a.kind != "busy" {
 		t.Errorf("%+v", a)
 	}
 	if a := as("w", "%zz"); a.kind != "request" {

@@ -22,7 +22,6 @@ type uploads struct {
 
 	mu     sync.Mutex // guards the fields below
 	byID   map[writeID]*upload
-	going  int // those that have not ended
 	closed bool
 }
 
@@ -65,7 +64,7 @@ func (u *uploads) find(id writeID) *upload {
 }
 
 // begin begins an upload, or returns the one of that id.
-func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, session *turnstone.Session) (*upload, error) {
+func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, by *request, session *turnstone.Session) (*upload, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if up := u.byID[id]; up != nil {
@@ -74,21 +73,20 @@ func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, session *
 	if u.closed {
 		return nil, errStops
 	}
-	if u.going >= u.s.o.MaxUploads {
-		return nil, fmt.Errorf("%w: %d uploads at once", wire.ErrBusy, u.going)
+	release, ok := u.s.limits.uploads.try(by.party, 1)
+	if !ok {
+		return nil, u.s.limits.uploads.busy(0)
 	}
 	r, w := io.Pipe()
 	up := &upload{u: u, id: id, of: of, target: t, in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
 	up.idle = time.AfterFunc(u.s.o.UploadTimeout, func() {
 		w.CloseWithError(fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, u.s.o.UploadTimeout))
 	})
-	begun := u.s.work(func() {
+	begun := by.space.work(u.s)(func() {
+		defer release()
 		up.stored, up.err = session.PutAttachment(context.Background(), r, of.Size, of.MediaType, of.Name)
 		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
 		up.idle.Stop()
-		u.mu.Lock()
-		u.going--
-		u.mu.Unlock()
 		close(up.done)
 		time.AfterFunc(rememberFor, func() { // Until then, who did not see the answer can ask again.
 			u.mu.Lock()
@@ -97,10 +95,10 @@ func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, session *
 		})
 	})
 	if !begun {
+		release()
 		return nil, errStops
 	}
 	u.byID[id] = up
-	u.going++
 	return up, nil
 }
 
@@ -193,7 +191,7 @@ func (s *Server) putAttachment(r *request) error {
 		if err != nil {
 			return err
 		}
-		if up, err = s.uploads.begin(id, t, of, session); err != nil {
+		if up, err = s.uploads.begin(id, t, of, r, session); err != nil {
 			return err
 		}
 	}

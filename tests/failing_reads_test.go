@@ -62,7 +62,8 @@ type target struct {
 func (on *target) arguments(method string) map[reflect.Type]any {
 	of := map[reflect.Type]any{}
 	for _, v := range []any{
-		on.state.Nodes[1].ID, on.blob, on.cursor, int64(-1), head.Revision(1), head.Retention(4), turnstone.FeedOptions{Keep: time.Hour, Records: true},
+		on.state.Nodes[1].ID, on.blob, on.cursor, int64(-1), head.Revision(1), head.Retention(4),
+		turnstone.FeedOptions{Keep: time.Hour, Records: true},
 		turnstone.Scope{},
 		turnstone.RecordQuery{},
 		turnstone.ListOptions{},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -32,6 +31,8 @@ const socketName = "turnstone.http"
 type serving struct {
 	listen, tokens, cert, key string
 	maintain, idle            time.Duration
+	limits                    server.Options
+	request, bodies           byteSize
 }
 
 func (a *app) serve() *cobra.Command {
@@ -53,11 +54,22 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().StringVar(&s.key, "tls-key", "", "file of the certificate's key, in PEM")
 	c.Flags().DurationVar(&s.maintain, "maintain", 0, "collect and prune so often, for example 1h; default never")
 	c.Flags().DurationVar(&s.idle, "idle", 0, "end when no request has come, and none has gone on, for so long; default never")
+	o := &s.limits
+	c.Flags().Float64Var(&o.Share, "share", 0, "the part of requests, bytes, watches and uploads that one token gets at most, and one namespace; default 0.25")
+	c.Flags().IntVar(&o.MaxConnections, "max-connections", 0, "connections at once; default half of the descriptors that the process may have")
+	c.Flags().Int64Var(&o.MaxRequests, "max-requests", 0, "requests at once; others wait; default 256")
+	c.Flags().Var(&s.request, "max-request-bytes", "the longest body of a request, but for attachments; default 128MiB")
+	c.Flags().Var(&s.bodies, "max-body-bytes", "memory that the bodies of all requests take, as they come and decoded; default 512MiB")
+	c.Flags().IntVar(&o.MaxNamespaces, "max-namespaces", 0, "namespaces that are open at once; one that nobody uses makes room; default 1024")
+	c.Flags().Int64Var(&o.MaxWatches, "max-watches", 0, "watches at once; default 1024")
+	c.Flags().IntVar(&o.MaxUploads, "max-uploads", 0, "uploads that have begun and not ended; default 256")
+	c.Flags().DurationVar(&o.Patience, "patience", 0, "how long a request waits for others, and the server for who sends or takes nothing; default 30s")
 	return c
 }
 
 func (a *app) token() *cobra.Command {
 	var g server.Grant
+	var ends age
 	c := &cobra.Command{
 		Use:   "token SCOPE…",
 		Short: "Make a token for `turnstone serve`",
@@ -68,6 +80,9 @@ func (a *app) token() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, s := range args {
 				g.Scopes = append(g.Scopes, server.Scope(s))
+			}
+			if ends > 0 {
+				g.Expires = time.Now().Add(time.Duration(ends)).UTC().Truncate(time.Second)
 			}
 			token, text, err := server.NewToken(g)
 			if err != nil {
@@ -80,12 +95,15 @@ func (a *app) token() *cobra.Command {
 	}
 	c.Flags().StringArrayVar(&g.Namespaces, "namespace", []string{""}, "namespace that the token is for, or '*' for all; may be repeated; default the one that the other commands use")
 	c.Flags().StringVar(&g.Name, "name", "", "whose token it is, for people")
+	c.Flags().Var(&ends, "expires", "how long the token is good, for example 12h or 90d; default for ever")
 	return c
 }
 
 // runServe serves the store until ctx ends.
 func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err error) {
-	o := server.Options{Memory: a.options.Memory, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o := s.limits
+	o.MaxRequestBytes, o.MaxBodyBytes = int64(s.request), int64(s.bodies)
+	o.Memory, o.Logger = a.options.Memory, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	address, err := a.check(s)
 	if err != nil {
 		return err
@@ -114,7 +132,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, srv.Close()) }()
-	l, err := listen(ctx, address)
+	l, err := listen(ctx, address, o.Logger)
 	if err != nil {
 		return err
 	}
@@ -244,65 +262,6 @@ func (s *serving) secrets(o *server.Options) (reload func() error, err error) {
 	}
 	return reload, reload()
 }
-
-// listen listens on an address. A socket whose process is gone is replaced.
-func listen(ctx context.Context, address string) (net.Listener, error) {
-	var lc net.ListenConfig
-	path, unix := strings.CutPrefix(address, "unix:")
-	if !unix {
-		return lc.Listen(ctx, "tcp", address)
-	}
-	// Of several processes that find a socket without an owner, one replaces it. The lock ends with the process.
-	unlocked, err := lockFile(path + ".lock")
-	if errors.Is(err, engine.ErrLocked) {
-		return nil, fmt.Errorf("%w: another process serves on %s", engine.ErrUnavailable, path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	l, err := listenUnix(ctx, path)
-	if err != nil {
-		return nil, errors.Join(err, unlocked())
-	}
-	return &lockedListener{l, unlocked}, nil
-}
-
-func listenUnix(ctx context.Context, path string) (net.Listener, error) {
-	switch i, err := os.Lstat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, err
-	case i.Mode()&fs.ModeSocket == 0:
-		return nil, usageError{fmt.Errorf("%s is there, and no socket", path)}
-	default:
-		if c, err := net.Dial("unix", path); err == nil {
-			return nil, errors.Join(fmt.Errorf("%w: another process listens on %s", engine.ErrUnavailable, path), c.Close())
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "unix", path)
-	if errors.Is(err, syscall.EINVAL) {
-		return nil, fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
-}
-
-// A lockedListener gives a lock up when it is closed.
-type lockedListener struct {
-	net.Listener
-	unlock func() error
-}
-
-func (l *lockedListener) Close() error { return errors.Join(l.Listener.Close(), l.unlock()) }
 
 // shownAddress returns what package client takes to connect with l.
 func shownAddress(l net.Listener, secure bool) string {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
@@ -30,6 +31,39 @@ func TestASocketOfAKilledOwnerIsReplaced(t *testing.T) {
 	}
 	if get(t, join(t, dir, d.driver), "a") != "1" || d.opened.Load() != 1 {
 		t.Error("the second engine did not reach the first one")
+	}
+}
+
+// A socket that is removed while its owner lives is made again: others reach the owner.
+func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
+	dir, d := filepath.Join(t.TempDir(), "store"), newDisk()
+	first := join(t, dir, d.driver)
+	if err := set(first, "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	before := join(t, dir, d.driver)
+	if get(t, before, "a") != "1" {
+		t.Error("not attached")
+	}
+	for range 3 {
+		if err := os.Remove(filepath.Join(dir, socketName)); err != nil {
+			t.Fatal(err)
+		}
+		if get(t, before, "a") != "1" || get(t, join(t, dir, d.driver), "a") != "1" || d.opened.Load() != 1 {
+			t.Error("an engine did not reach the first one")
+		}
+		for {
+			if _, err := os.Lstat(filepath.Join(dir, socketName)); err == nil {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if get(t, join(t, dir, d.driver), "a") != "1" {
+		t.Error("it was not taken over")
 	}
 }
 

@@ -30,15 +30,15 @@ type owner struct {
 	moved  bool          // the store was moved; guarded by vacuum
 
 	// What it serves others with; nil if it can't.
-	lock     io.Closer
-	listener *net.UnixListener
-	socket   os.FileInfo // to remove no other one
+	lock io.Closer
 
 	closing chan struct{}
 	once    sync.Once
 	closed  error // what Close returned
 
-	mu      sync.Mutex // guards conns
+	mu      sync.Mutex          // guards the fields below
+	heard   []*net.UnixListener // Connections come from all of them; the last one is at the socket's path.
+	socket  os.FileInfo         // what is there, to remove no other one
 	conns   map[*net.UnixConn]struct{}
 	serving sync.WaitGroup // the goroutines that answer
 }
@@ -71,14 +71,32 @@ func own(e *Engine) (_ *owner, err error) {
 		return o, nil
 	}
 	if o.listen() != nil { // Others are told that the store is not shared.
-		o.lock = nil
+		o.lock, o.heard = nil, nil
 		if err := lock.Close(); err != nil {
 			return nil, errors.Join(err, driver.Close())
 		}
 		return o, nil
 	}
-	go o.accept()
+	go o.watch()
 	return o, nil
+}
+
+// watch listens anew when the socket was removed.
+func (o *owner) watch() {
+	look := time.NewTicker(500 * time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case <-o.closing:
+			return
+		case <-look.C:
+		}
+		if name, err := o.of.socket(); err == nil {
+			if _, err = os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+				_ = o.listen() // If that is not possible now, it may be later.
+			}
+		}
+	}
 }
 
 // listen begins to listen on the socket. One that is there already is of an owner that was killed.
@@ -95,17 +113,26 @@ func (o *owner) listen() (err error) {
 		return err
 	}
 	l.SetUnlinkOnClose(false)
-	if o.socket, err = os.Lstat(name); err != nil {
+	i, err := os.Lstat(name)
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	o.listener = l
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-o.closing:
+		return errors.Join(os.Remove(name), l.Close())
+	default:
+	}
+	o.heard, o.socket = append(o.heard, l), i
+	go o.accept(l)
 	return nil
 }
 
 // accept serves connections until o closes.
-func (o *owner) accept() {
+func (o *owner) accept(l *net.UnixListener) {
 	for {
-		c, err := o.listener.AcceptUnix()
+		c, err := l.AcceptUnix()
 		if err != nil {
 			select {
 			case <-o.closing:
@@ -114,7 +141,7 @@ func (o *owner) accept() {
 				continue
 			}
 		}
-		if sameUser(c) != nil || !o.enter(c) {
+		if SameUser(c) != nil || !o.enter(c) {
 			c.Close()
 			continue
 		}
@@ -320,7 +347,7 @@ func (o *owner) Close() error {
 		o.mu.Lock()
 		close(o.closing)
 		o.mu.Unlock()
-		if o.listener != nil {
+		if o.heard != nil {
 			o.closed = o.unlisten()
 			o.rest()
 		}
@@ -334,16 +361,18 @@ func (o *owner) Close() error {
 	return o.closed
 }
 
-// unlisten removes the socket, unless somebody has replaced it.
+// unlisten removes the socket, unless somebody has replaced it. Nothing is added to o.heard any more.
 func (o *owner) unlisten() error {
 	name, err := o.of.socket()
-	if err != nil {
-		return errors.Join(err, o.listener.Close())
+	if err == nil {
+		if now, lerr := os.Lstat(name); lerr == nil && os.SameFile(now, o.socket) {
+			err = os.Remove(name)
+		}
 	}
-	if now, lerr := os.Lstat(name); lerr == nil && os.SameFile(now, o.socket) {
-		err = os.Remove(name)
+	for _, l := range o.heard {
+		err = errors.Join(err, l.Close())
 	}
-	return errors.Join(err, o.listener.Close())
+	return err
 }
 
 // rest waits until requests that are under way are answered, and cuts off those that take long.

@@ -9,4 +9,5 @@ import (
 
 var errSystem = errors.New("shared: embedded engines run on Linux and macOS only")
 
-func sameUser(*net.UnixConn) error { return errSystem }
+// SameUser returns an error: this system does not tell who is at the other end of a Unix socket.
+func SameUser(*net.UnixConn) error { return errSystem }

@@ -19,7 +19,7 @@ func through[T any](t *testing.T, message *T) *T {
 		t.Fatal(err)
 	}
 	out := new(T)
-	if err := wire.Decode(b.Bytes(), out); err != nil {
+	if err := wire.Decode(b.Bytes(), out, free); err != nil {
 		t.Fatal(err)
 	}
 	return out

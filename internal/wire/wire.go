@@ -39,6 +39,9 @@ const (
 	// bytes in memory.
 	maxObjects = 50_000
 	maxCommas  = 1_000_000
+	// objectBytes and commaBytes are about what one of them stands for takes decoded: a node, a text.
+	objectBytes = 400
+	commaBytes  = 48
 	// readAhead is how much is allocated for a value before any byte of it has come.
 	readAhead = 1 << 20
 )
@@ -190,8 +193,9 @@ func (r *Reader) Read(message any) error {
 
 // Decode reads a request into a message. body has to be exactly one document. The message shares the memory of body.
 // The error matches ErrDocument if body has a field that the message does not have, or text that is no UTF-8. It is
-// io.EOF if there is no document, and io.ErrUnexpectedEOF if the document is cut off.
-func Decode(body []byte, message any) error {
+// io.EOF if there is no document, and io.ErrUnexpectedEOF if the document is cut off. Before anything is decoded, charge
+// is called with about how many bytes the message will take beyond those of body; its error ends Decode.
+func Decode(body []byte, message any, charge func(int64) error) error {
 	line, rest, _ := bytes.Cut(bytes.TrimLeft(body, "\r\n \t"), []byte("\n"))
 	if len(line) == 0 {
 		return io.EOF
@@ -199,22 +203,26 @@ func Decode(body []byte, message any) error {
 	if len(line) > maxLine {
 		return errLine
 	}
-	if err := check(line); err != nil {
+	n, err := check(line)
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	if err := charge(n); err != nil {
+		return err
 	}
 	if err := object(line, message, true); err != nil {
 		return err
 	}
-	n, err := following(message)
+	follow, err := following(message)
 	switch {
 	case err != nil:
 		return err
-	case n > len(rest):
+	case follow > len(rest):
 		return io.ErrUnexpectedEOF
-	case len(bytes.TrimSpace(rest[n:])) > 0:
+	case len(bytes.TrimSpace(rest[follow:])) > 0:
 		return fmt.Errorf("%w: something follows the document", ErrDocument)
 	}
-	return place(message, rest[:n])
+	return place(message, rest[:follow])
 }
 
 var errLine = fmt.Errorf("%w: a line of more than %d bytes", ErrDocument, maxLine)
@@ -271,10 +279,11 @@ func place(message any, block []byte) (err error) {
 	return err
 }
 
-// check returns an error if a line has text that json.Unmarshal would change, or more than a request needs.
-func check(line []byte) error {
+// check returns an error if a line has text that json.Unmarshal would change, or more than a request needs. It returns
+// about how many bytes the line takes decoded.
+func check(line []byte) (decoded int64, err error) {
 	if !utf8.Valid(line) {
-		return errors.New("it is not UTF-8")
+		return 0, errors.New("it is not UTF-8")
 	}
 	objects, commas, text := 0, 0, false
 	for i := 0; i < len(line); i++ {
@@ -284,7 +293,7 @@ func check(line []byte) error {
 		case text && c == '\\':
 			n, err := escape(line[i:])
 			if err != nil {
-				return err
+				return 0, err
 			}
 			i += n - 1
 		case text:
@@ -295,9 +304,9 @@ func check(line []byte) error {
 		}
 	}
 	if objects > maxObjects || commas > maxCommas {
-		return fmt.Errorf("%d objects and lists, and %d commas: at most %d and %d are read", objects, commas, maxObjects, maxCommas)
+		return 0, fmt.Errorf("%d objects and lists, and %d commas: at most %d and %d are read", objects, commas, maxObjects, maxCommas)
 	}
-	return nil
+	return int64(len(line)) + int64(objects)*objectBytes + int64(commas)*commaBytes, nil
 }
 
 // escape returns the length of the escape that text begins with. Half of a surrogate pair stands for no character.

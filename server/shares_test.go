@@ -1,0 +1,268 @@
+package server_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/server"
+)
+
+// tenants gives each token the namespace of its name, and "all" all of them.
+func tenants(token string) (server.Grant, bool) {
+	g := server.Grant{Scopes: []server.Scope{server.Read, server.Write, server.Maintain}, Namespaces: []string{token}}
+	if token == "all" {
+		g.Namespaces = []string{"*"}
+	}
+	return g, true
+}
+
+// as asks as the bearer of a token, about the namespace of its name.
+func (h *host) as(token, method, path, body string) reply {
+	h.Helper()
+	return h.ask(method, path, body, "Authorization", "Bearer "+token, "Turnstone-Namespace", token)
+}
+
+// slowly begins a request of a tenant that announces a body and sends one byte of it. end ends it.
+func (h *host) slowly(token, path string, length int) (end func()) {
+	h.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		h.Fatal(err)
+	}
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: bearer %s\r\nTurnstone-Namespace: %[2]s\r\nContent-Length: %d\r\n\r\n ", path, token, length)
+	return func() { c.Close() }
+}
+
+// Requests that are slow, and announce much, keep nobody waiting but the bearer of their token.
+func TestSV15_SlowRequestsOfOneTokenStopNoOther(t *testing.T) {
+	h := serve(t, server.Options{Tokens: tenants, MaxRequests: 16, Patience: time.Second}, nil)
+	for range 40 {
+		defer h.slowly("slow", "/v1/list", 128<<20)()
+	}
+	for h.as("slow", "POST", "/v1/list", "{}").kind != "busy" { // They have come.
+		time.Sleep(time.Millisecond)
+	}
+	for _, token := range []string{"other", "third"} {
+		for range 20 {
+			if a := h.as(token, "POST", "/v1/list", "{}"); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+		}
+	}
+}
+
+// A request is charged for what it takes decoded, before it is decoded.
+func TestSV15_ARequestIsChargedForWhatItTakesDecoded(t *testing.T) {
+	h := serve(t, server.Options{MaxRequestBytes: 1 << 20, MaxBodyBytes: 1, Patience: 10 * time.Second}, nil) // 2 MiB
+	h.post("create", `{"id":"s"}`)
+	keys := func(n int) string { return `{"session":"s","keys":[""` + strings.Repeat(`,""`, n) + `]}` }
+	if a := h.ask("POST", "/v1/nodes-by-key", keys(45_000)); a.kind != "too-large" { // 132 KiB, which would take 2.2 MB
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			a := h.ask("POST", "/v1/nodes-by-key", keys(20_000))
+			for ; a.kind == "busy"; a = h.ask("POST", "/v1/nodes-by-key", keys(20_000)) {
+				time.Sleep(time.Millisecond)
+			}
+			if a.kind != "limit" {
+				t.Errorf("%d %.300s", a.status, a.body)
+			}
+		})
+	}
+	wg.Wait()
+	// All that was taken is there again.
+	if a := h.ask("POST", "/v1/nodes-by-key", keys(30_000)); a.kind != "limit" {
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+}
+
+func TestSV15_UploadsAndWatchesHaveShares(t *testing.T) {
+	h := serve(t, server.Options{Tokens: tenants, MaxUploads: 4, MaxWatches: 4, Share: 0.5, UploadTimeout: time.Minute}, nil)
+	for _, token := range []string{"a", "b"} {
+		if a := h.as(token, "POST", "/v1/create", `{"id":"s"}`); a.status != 200 {
+			t.Fatalf("%+v", a)
+		}
+	}
+	up := func(token string, n int) string {
+		return h.as(token, "PUT", fmt.Sprint("/v1/attachment?session=s&more=1&upload=", n), "x").kind
+	}
+	if got := []string{up("a", 1), up("a", 2), up("a", 3), up("b", 1), up("b", 2), up("b", 3)}; fmt.Sprint(got) != fmt.Sprint([]string{"", "", "busy", "", "", "busy"}) {
+		t.Errorf("uploads: %q", got)
+	}
+	if a := h.ask("PUT", "/v1/attachment?session=s&more=1&upload=9", "x", "Authorization", "Bearer all", "Turnstone-Namespace", "a"); a.kind != "busy" {
+		t.Errorf("a namespace has more than its share: %+v", a)
+	}
+	h.as("a", "DELETE", "/v1/upload?upload=1", "")
+	if got := []string{up("b", 3), up("a", 3)}; fmt.Sprint(got) != fmt.Sprint([]string{"busy", ""}) {
+		t.Errorf("uploads: %q", got)
+	}
+	watch := func(token string) int {
+		c, stop := context.WithCancel(ctx)
+		t.Cleanup(stop)
+		r, _ := http.NewRequestWithContext(c, "GET", h.url+"/v1/watch?session=s", nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		r.Header.Set("Turnstone-Namespace", token)
+		a, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.Body.Close() })
+		return a.StatusCode
+	}
+	if got := []int{watch("a"), watch("a"), watch("a"), watch("b"), watch("b"), watch("b")}; fmt.Sprint(got) != "[200 200 503 200 200 503]" {
+		t.Errorf("watches: %d", got)
+	}
+}
+
+// Any number of namespaces may be asked for. Those that nobody uses make room, and the default one stays.
+func TestSV15_IdleNamespacesMakeRoom(t *testing.T) {
+	h := serve(t, server.Options{MaxNamespaces: 2}, nil)
+	in := func(namespace, body string) reply {
+		return h.ask("POST", "/v1/create", body, "Turnstone-Namespace", namespace)
+	}
+	for i := range 20 {
+		for range 2 {
+			if a := in(fmt.Sprint("tenant-", i), `{"id":"s"}`); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+		}
+	}
+	c, stop := context.WithCancel(ctx)
+	for _, namespace := range []string{"tenant-0", "tenant-1"} {
+		r, _ := http.NewRequestWithContext(c, "GET", h.url+"/v1/watch?session=s", nil)
+		r.Header.Set("Turnstone-Namespace", namespace)
+		a, err := http.DefaultClient.Do(r)
+		if err != nil || a.StatusCode != 200 {
+			t.Fatal(a, err)
+		}
+		defer a.Body.Close()
+	}
+	if a := in("tenant-3", `{"id":"s"}`); a.kind != "busy" {
+		t.Errorf("%+v", a)
+	}
+	if a := in("", `{"id":"s"}`); a.status != 200 {
+		t.Errorf("%+v", a)
+	}
+	if a := h.ask("GET", "/healthz", ""); a.status != 200 {
+		t.Errorf("%+v", a)
+	}
+	stop()
+	for in("tenant-3", `{"id":"s"}`).status != 200 { // The server learns that the watches have ended.
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Connections that nobody uses make room for others, whether they have sent anything or not.
+func TestSV15_ConnectionsWithoutRequestsMakeRoom(t *testing.T) {
+	store := turnstone.Options{}
+	e := memory.New()
+	s, err := server.New(server.Options{MaxConnections: 4, Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
+		return turnstone.Open(ctx, e, &store)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- s.Serve(serving, l) }()
+	var dialled []net.Conn
+	defer func() {
+		for _, c := range dialled {
+			c.Close()
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	dial := func(text string) net.Conn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialled = append(dialled, c)
+		_, _ = io.WriteString(c, text)
+		return c
+	}
+	ask := func(c net.Conn) string {
+		body := `{"id":"s"}`
+		fmt.Fprintf(c, "POST /v1/create HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if err != nil {
+			return err.Error()
+		}
+		return strings.TrimSpace(line)
+	}
+	watch := dial("GET /v1/watch?session=s HTTP/1.1\r\nHost: x\r\n\r\n") // not found: idle
+	time.Sleep(10 * time.Millisecond)
+	inUse := dial("POST /v1/list HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{")
+	time.Sleep(10 * time.Millisecond)
+	for i := range 20 {
+		dial("POST /v1/list HTT")
+		if got := ask(dial("")); got != "HTTP/1.1 200 OK" {
+			t.Fatalf("connection %d: %s", i, got)
+		}
+	}
+	fmt.Fprint(inUse, "}")
+	if line, err := bufio.NewReader(inUse).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
+		t.Errorf("the one with a request: %q, %v", line, err)
+	}
+	if _, err := io.Copy(io.Discard, watch); err != nil {
+		t.Logf("the first one has ended: %v", err)
+	}
+}
+
+func TestSV3_ATokenExpires(t *testing.T) {
+	ends := time.Now().Add(time.Hour)
+	grants := map[string]server.Grant{}
+	for name, at := range map[string]time.Time{"over": time.Now().Add(-time.Second), "good": ends, "ever": {}} {
+		token, line, err := server.NewToken(server.Grant{Scopes: []server.Scope{server.Read, server.Write}, Namespaces: []string{"*"}, Expires: at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		known, err := server.ReadTokens(strings.NewReader(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		grants[name], _ = known(token)
+	}
+	if !grants["good"].Expires.Equal(ends) {
+		t.Errorf("%+v", grants)
+	}
+	h := serve(t, server.Options{Tokens: func(token string) (server.Grant, bool) { g, ok := grants[token]; return g, ok }}, nil)
+	for name, want := range map[string]string{"over": "token", "good": "", "ever": ""} {
+		if a := h.ask("POST", "/v1/list", "{}", "Authorization", "Bearer "+name); a.kind != want {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+}
+
+// Metrics tell of all namespaces, so a token for one does not read them.
+func TestSV3_MetricsAreForWhoMayReadAllNamespaces(t *testing.T) {
+	h := serve(t, server.Options{Tokens: tenants}, nil)
+	if a := h.as("a", "GET", "/metrics", ""); a.kind != "scope" {
+		t.Errorf("%+v", a)
+	}
+	if a := h.ask("GET", "/metrics", "", "Authorization", "Bearer all"); a.status != 200 {
+		t.Errorf("%+v", a)
+	}
+}
