@@ -110,6 +110,7 @@ var operations = []operation{
 		p, err := list(ctx, c.in.RecordQuery)
 		return wire.PageOf(p), err
 	}),
+	several("refs", "Reads records that name a revision, each with the checkpoint of that, and the records beside it. Those that can't be read any more are left out.", readRefs),
 	several("log", "Reads the commits after a revision, up to the head.", func(ctx context.Context, c call[wire.After], send sender) error {
 		for e, err := range c.session.Log(ctx, c.in.After) {
 			if err == nil {

@@ -292,6 +292,8 @@ type Item struct {
 	State    *State              `json:"state,omitempty"`
 	At       *head.Revision      `json:"at,omitempty"` // of nodes: the revision that they are of, to ask for the rest of them
 	Node     *Node               `json:"node,omitempty"`
+	Ref      *Ref                `json:"ref,omitempty"`
+	Beside   *RecordPage         `json:"beside,omitempty"` // of the ref before it
 	Entry    *turnstone.LogEntry `json:"entry,omitempty"`
 	Progress *gc.Progress        `json:"progress,omitempty"`
 	Report   *gc.Report          `json:"report,omitempty"`
@@ -313,6 +315,25 @@ func (i *Item) Each(f func(*Bytes)) {
 	if i.Node != nil {
 		i.Node.Each(f)
 	}
+	if i.Ref != nil {
+		i.Ref.Record.Each(f)
+		eachPart(i.Ref.Parts, f)
+	}
+	if i.Beside != nil {
+		i.Beside.Each(f)
+	}
+}
+
+// A Ref is a record that names a revision, with the checkpoint of that: as git calls a name that leads to a commit.
+type Ref struct {
+	Record *Record `json:"record"`
+	Known  bool    `json:"known,omitzero"` // who asks has the parts, and they are left out
+	Parts  []Part  `json:"parts,omitempty"`
+}
+
+// RefOf returns a ref whose parts are not known.
+func RefOf(r turnstone.Record, parts map[string][]byte) *Ref {
+	return &Ref{Record: RecordOf(r), Parts: partsOf(parts)}
 }
 
 // A Verification is a turnstone.Verification.

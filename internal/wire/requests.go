@@ -102,6 +102,16 @@ type (
 		Some
 		turnstone.RecordQuery
 	}
+	// ReadRefs asks for refs: records whose values are JSON objects with a revision. A ref may also have, in beside,
+	// with what the keys of records begin that belong to it.
+	ReadRefs struct {
+		Target
+		Refs []WantedRef `json:"refs"`
+	}
+	WantedRef struct {
+		Key   string                  `json:"key"`
+		Known turnstone.RecordVersion `json:"known,omitzero"` // of the record, if the parts of its revision are known
+	}
 	After struct {
 		Target
 		After head.Revision `json:"after,omitzero"`

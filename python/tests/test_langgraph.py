@@ -298,7 +298,7 @@ def test_a_put_on_top_of_the_last_one_reads_nothing(db: turnstonedb.Client, monk
     g.invoke({"items": []}, {"configurable": {"thread_id": "t"}})  # type: ignore[call-overload]
     # Channels that were consumed, or never set, have versions and no values.
     assert paths.count("/v1/commit") == 11
-    assert set(paths[paths.index("/v1/commit") :]) <= {"/v1/commit", "/v1/change-records"}
+    assert set(paths[paths.index("/v1/commit") :]) <= {"/v1/commit", "/v1/change-records", "/v1/create"}  # Writes may come before the first checkpoint.
 
 
 def test_a_put_on_top_of_an_older_one_reads_that_once(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,3 +342,74 @@ def test_equal_writes_at_once_are_stored_once_and_ids_are_as_long_as_they_like(d
     found = saver.get_tuple(config)
     assert found is not None
     assert [w[1] for w in found.pending_writes or []] == ["a", "b"]
+
+
+def test_a_checkpoint_is_one_request_and_is_not_sent_again(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, config = TurnstoneSaver(db), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    big = "x" * 100_000
+
+    def put(by: TurnstoneSaver, config: Any, channels: dict[str, Any], changed: dict[str, Any], step: int) -> Any:
+        c = empty_checkpoint()
+        c["channel_values"], c["channel_versions"] = channels, {"a": "1", **changed}
+        return by.put(config, c, {"source": "loop", "step": step, "parents": {}}, changed)
+
+    first = put(saver, config, {"a": big}, {"a": "1"}, 0)
+    second = put(saver, first, {"a": big, "b": 1}, {"b": "1"}, 1)  # It has the value of the first one.
+    saver.put_writes(second, [("w", "v"), ("large", big)], "task")
+    paths, received = requests(db, monkeypatch), []
+    request = db._http.request
+
+    def sized(*args: Any, **kw: Any) -> Any:
+        r = request(*args, **kw)
+        received.append(len(r.content))
+        return r
+
+    monkeypatch.setattr(db._http, "request", sized)
+
+    def read(by: TurnstoneSaver, config: Any) -> tuple[list[str], int, Any]:
+        paths.clear()
+        received.clear()
+        t = by.get_tuple(config)
+        return list(paths), received[0], t
+
+    for where in (config, second):
+        called, size, t = read(saver, where)
+        assert called == ["/v1/refs", "/v1/node"]  # the latter for a write that is large
+        assert size < 2000
+        assert t.checkpoint["channel_values"] == {"a": big, "b": 1}
+        assert t.pending_writes == [("task", "w", "v"), ("task", "large", big)]
+        t.checkpoint["channel_values"]["b"] = "changed by the caller"
+    # Another one has to read it, once; and what another one puts, or a thread that is made again, is seen.
+    other = TurnstoneSaver(db)
+    assert [read(other, config)[1] > 2000 for _ in range(3)] == [True, False, False]
+    third = put(other, second, {"a": "new"}, {"a": "2"}, 2)
+    assert read(saver, config)[2].checkpoint["channel_values"] == {"a": "new"}
+    assert read(saver, second)[2].checkpoint["channel_values"] == {"a": big, "b": 1}
+    assert read(saver, third)[2].parent_config == second
+    saver.delete_thread("t")
+    assert read(saver, config)[2] is None
+    again = put(other, put(other, put(other, config, {"a": 1}, {"a": "1"}, 0), {"a": 2}, {"a": "2"}, 1), {"a": 3}, {"a": "3"}, 2)
+    assert read(saver, config)[2].checkpoint["channel_values"] == {"a": 3}
+    assert read(other, again)[2].checkpoint["channel_values"] == {"a": 3}
+
+
+def test_a_list_is_one_request_a_page(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = TurnstoneSaver(db)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    odd = {"n": (1, 2)}  # JSON would change it, so it is not in the record.
+    for i in range(60):
+        c = empty_checkpoint()
+        c["channel_values"], c["channel_versions"] = {"a": i}, {"a": str(i)}
+        config = saver.put(config, c, {"source": "loop", "step": i, "parents": {}, **(odd if i % 10 == 0 else {})}, {"a": str(i)})
+    paths = requests(db, monkeypatch)
+
+    def listed(**kw: Any) -> tuple[list[Any], list[str]]:
+        paths.clear()
+        found = [t.checkpoint["channel_values"]["a"] for t in saver.list({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, **kw)]
+        return found, list(paths)
+
+    assert listed() == (list(reversed(range(60))), ["/v1/records", "/v1/refs", "/v1/refs"])
+    assert listed(limit=3) == ([59, 58, 57], ["/v1/records", "/v1/refs"])
+    assert listed(limit=0) == ([], ["/v1/records"])
+    assert listed(filter={"step": 41}) == ([41], ["/v1/records", "/v1/refs"])
+    assert listed(filter={"n": [1, 2]}, limit=2) == ([50, 40], ["/v1/records", "/v1/refs"])

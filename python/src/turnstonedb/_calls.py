@@ -23,6 +23,7 @@ from .types import (
     Record,
     RecordChange,
     RecordPage,
+    Ref,
     Report,
     Result,
     Revision,
@@ -185,6 +186,21 @@ def record(target: Object, key: str) -> Call[Record]:
 
 def records(target: Object, prefix: str, after: str, limit: int) -> Call[RecordPage]:
     return Call("records", {**target, "prefix": prefix, "after": after, "limit": limit}, lambda docs: RecordPage._of(docs[0].value, docs[0]))
+
+
+def refs(target: Object, wanted: Sequence[tuple[str, str]]) -> Call[list[Ref]]:
+    def read(docs: list[Document]) -> list[Ref]:
+        out: list[Ref] = []
+        for d in docs:
+            if "ref" in d.value:
+                r = d.value["ref"]
+                parts = None if r.get("known") else {p["name"]: d.bytes(p["content"]) for p in r.get("parts") or ()}
+                out.append(Ref(Record._of(r["record"], d), parts, []))
+            elif "beside" in d.value:
+                out[-1].beside.extend(Record._of(x, d) for x in d.value["beside"]["records"])
+        return out
+
+    return Call("refs", {**target, "refs": [{"key": key, "known": known} for key, known in wanted]}, read, True)
 
 
 def change_records(target: Object, changes: Sequence[RecordChange]) -> Call[list[str]]:

@@ -41,7 +41,7 @@ from ._async import AsyncClient
 from ._steps import Steps, adrive, drive, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
-from .types import Commit, NewNode, Record, RecordChange
+from .types import Commit, NewNode, Record, RecordChange, Ref
 
 T = TypeVar("T")
 
@@ -56,6 +56,9 @@ _KEPT = "latest"  # the name that keeps the revision of the latest checkpoint, w
 _GONE = ("session-not-found", "session-deleted", "record-not-found", "revision-pruned")  # kinds of errors
 _REPEATS = 3  # of a change that may be made more than once
 _MAX_RECORDS = 200  # changed at once
+_MAX_PAGE = 50  # checkpoints that are read at once
+_MAX_METADATA = 2000  # characters of metadata, as JSON, in the record of a checkpoint
+_MAX_SEEN, _MAX_SEEN_BYTES = 64, 1 << 20  # sessions whose last checkpoint is remembered, and bytes of each
 
 
 def _group(thread: str) -> str:
@@ -99,6 +102,26 @@ def _quoted(text: str) -> str:
     return text.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
+def _as_json(metadata: Any) -> dict[str, Any]:
+    """Returns metadata for the record of a checkpoint, so that a list need not read those that its filter excludes, or nothing: JSON changes some."""
+    try:
+        text = json.dumps(metadata)
+        return {"metadata": metadata} if len(text) <= _MAX_METADATA and json.loads(text) == metadata else {}
+    except (TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _matches(metadata: Any, filter: Mapping[str, Any] | None) -> bool:
+    """Reports whether metadata, if they are known, have all that a filter wants."""
+    return metadata is None or all(metadata.get(k) == v for k, v in (filter or {}).items())
+
+
+def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
+    """Returns as many places as are read at once, and the rest."""
+    n = _MAX_PAGE if limit is None else min(limit, _MAX_PAGE)
+    return places[:n], places[n:]
+
+
 class _Head:
     """The last checkpoint that was put into a session: what a put compares with."""
 
@@ -110,11 +133,28 @@ class _Head:
         self.latest = latest  # id of the latest checkpoint, and version of the record that says so
 
 
+class _Seen:
+    """The parts of the last checkpoint of a session that was put or read, by the records that lead to it and their versions: the server need not send it again."""
+
+    def __init__(self, versions: Mapping[str, str], parts: dict[str, bytes]) -> None:
+        self.versions = dict(versions)
+        self.parts = parts
+
+
 class _Steps:
     """What the savers share."""
 
     serde: SerializerProtocol
     _heads: dict[str, _Head]
+    _seen: dict[str, _Seen]
+
+    def _remember(self, id: str, versions: Mapping[str, str], parts: dict[str, bytes]) -> None:
+        self._seen.pop(id, None)
+        if sum(map(len, parts.values())) <= _MAX_SEEN_BYTES:
+            self._seen[id] = _Seen(versions, parts)
+        while len(self._seen) > _MAX_SEEN:
+            with suppress(StopIteration, RuntimeError):  # Another thread has changed it.
+                self._seen.pop(next(iter(self._seen)), None)
 
     # Sessions
 
@@ -144,25 +184,40 @@ class _Steps:
     # Reading
 
     def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
-        target = {"session": _session(thread, ns)}
+        found = yield from self._tuples(thread, ns, [_CHECKPOINT + _id(cid) if cid else _LATEST])
+        return found[0] if found else None
+
+    def _tuples(self, thread: str, ns: str, keys: list[str]) -> Steps[list[CheckpointTuple]]:
+        """Returns the checkpoints that records of a namespace lead to. One that was deleted meanwhile, or pruned, is left out."""
+        id = _session(thread, ns)
+        seen = self._seen.get(id)
+        known = seen.versions if seen else {}
         try:
-            entry = yield _calls.record(target, _CHECKPOINT + _id(cid) if cid else _LATEST)
-            return (yield from self._tuple(target, thread, ns, json.loads(entry.value)))
+            refs: list[Ref] = yield _calls.refs({"session": id}, [(key, known.get(key, "none")) for key in keys])
         except NotFoundError as e:
             if e.kind in _GONE:
-                return None
+                return []
             raise
+        out = []
+        for ref in refs:
+            parts = ref.parts
+            if parts is None:
+                parts = cast(_Seen, seen).parts
+            elif len(keys) == 1:
+                self._remember(id, {ref.record.key: ref.record.version}, parts)
+            out.append((yield from self._tuple(thread, ns, ref, parts)))
+        return out
 
-    def _tuple(self, target: dict[str, str], thread: str, ns: str, entry: dict[str, Any]) -> Steps[CheckpointTuple]:
+    def _tuple(self, thread: str, ns: str, ref: Ref, parts: dict[str, bytes]) -> Steps[CheckpointTuple]:
+        entry = json.loads(ref.record.value)
         cid = entry["id"]
-        parts = yield _calls.checkpoint(target, entry["revision"])
         body, metadata = self.serde.loads_typed(_unpack(parts[_BODY]))
         values = {}
         for channel in body["channel_versions"]:
             content = parts.get(_part(channel))
             if content is not None:
                 values[channel] = self.serde.loads_typed(_unpack(content))
-        writes = yield from self._writes(target, cid)
+        writes = yield from self._writes({"session": _session(thread, ns)}, ref.beside)
         parent = entry.get("parent")
         return CheckpointTuple(
             _config(thread, ns, cid),
@@ -182,9 +237,9 @@ class _Steps:
             if not after:
                 return out
 
-    def _writes(self, target: dict[str, str], cid: str) -> Steps[list[tuple[str, str, Any]]]:
+    def _writes(self, target: dict[str, str], records: Iterable[Record]) -> Steps[list[tuple[str, str, Any]]]:
         found = []
-        for r in (yield from self._all_records(target, f"{_WRITE}{_id(cid)}/")):
+        for r in records:
             line, _, content = r.value.partition(b"\n")
             w = json.loads(line)
             if "node" in w:
@@ -200,7 +255,7 @@ class _Steps:
             return []
         return sorted((json.loads(r.value) for r in found), key=lambda e: cast(str, e["id"]), reverse=True)
 
-    def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Steps[list[tuple[str, str, dict[str, Any]]]]:
+    def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None, filter: Mapping[str, Any] | None) -> Steps[list[tuple[str, str, dict[str, Any]]]]:
         """Returns thread, namespace and entry of the checkpoints to list."""
         only = get_checkpoint_id(config) if config else None
         upto = get_checkpoint_id(before) if before else None
@@ -214,19 +269,20 @@ class _Steps:
         out = []
         for thread, ns in places:
             for entry in (yield from self._entries({"session": _session(thread, ns)})):
-                if (not only or entry["id"] == only) and (not upto or entry["id"] < upto):
+                if (not only or entry["id"] == only) and (not upto or entry["id"] < upto) and _matches(entry.get("metadata"), filter):
                     out.append((thread, ns, entry))
         return sorted(out, key=lambda o: cast(str, o[2]["id"]), reverse=True)
 
-    def _one_listed(self, thread: str, ns: str, entry: dict[str, Any], filter: Mapping[str, Any] | None) -> Steps[CheckpointTuple | None]:
-        try:
-            t = yield from self._tuple({"session": _session(thread, ns)}, thread, ns, entry)
-        except NotFoundError as e:
-            if e.kind in _GONE:
-                return None  # It was deleted meanwhile, or its revision pruned.
-            raise
-        metadata = cast(Mapping[str, Any], t.metadata)
-        return t if all(metadata.get(k) == v for k, v in (filter or {}).items()) else None
+    def _page(self, places: list[tuple[str, str, dict[str, Any]]]) -> Steps[list[CheckpointTuple]]:
+        """Returns the checkpoints of some places, in their order, with a request for each namespace."""
+        keys: dict[tuple[str, str], list[str]] = {}
+        for thread, ns, entry in places:
+            keys.setdefault((thread, ns), []).append(_CHECKPOINT + _id(entry["id"]))
+        found = {}
+        for (thread, ns), of in keys.items():
+            for t in (yield from self._tuples(thread, ns, of)):
+                found[thread, ns, t.checkpoint["id"]] = t
+        return [found[place] for thread, ns, entry in places if (place := (thread, ns, entry["id"])) in found]
 
     # Writing
 
@@ -248,9 +304,10 @@ class _Steps:
         parent = get_checkpoint_id(config)
         body = dict(checkpoint)
         values = cast(dict[str, Any], body.pop("channel_values"))
-        packed_body = _pack(*self.serde.dumps_typed([body, get_checkpoint_metadata(config, metadata)]))
+        whole = get_checkpoint_metadata(config, metadata)
+        packed_body = _pack(*self.serde.dumps_typed([body, whole]))
         packed: dict[str, bytes] = {}
-        entry = {"id": checkpoint["id"], "parent": parent}
+        entry = {"id": checkpoint["id"], "parent": parent, **_as_json(whole)}
         yield from self._commit_checkpoint(thread, ns, entry, packed_body, checkpoint["channel_versions"], values, new_versions, packed)
         return _config(thread, ns, checkpoint["id"])
 
@@ -295,7 +352,7 @@ class _Steps:
                     parts[name] = packed[channel]
                     keep.add(name)
             try:
-                latest = yield from self._apply(thread, ns, entry, head, new, parts, head.parts - keep)
+                latest, lead = yield from self._apply(thread, ns, entry, head, new, parts, head.parts - keep)
             except (ConflictError, RecordConflictError):
                 self._heads.pop(id, None)
                 continue
@@ -304,15 +361,24 @@ class _Steps:
                     raise
                 self._heads.pop(id)
                 continue
-            self._heads[id] = _Head(head.revision + 1, entry["id"], keep | parts.keys(), versions, latest)
+            before_it = self._seen.get(id)
+            if before_it and _CHECKPOINT + _id(head.id) in before_it.versions:
+                parts = {**{name: before_it.parts[name] for name in keep & before_it.parts.keys()}, **parts}
+            if keep == parts.keys():
+                self._remember(id, lead, parts)
+            else:
+                self._seen.pop(id, None)
+            self._heads[id] = _Head(head.revision + 1, entry["id"], keep, versions, latest)
             if len(self._heads) > 10_000:
                 self._heads.pop(next(iter(self._heads)))
             return
 
-    def _apply(self, thread: str, ns: str, entry: dict[str, Any], head: _Head, new: bool, parts: dict[str, bytes], drop: set[str]) -> Steps[tuple[str, str]]:
-        """Commits a checkpoint on top of a head, and returns what is the latest one then."""
+    def _apply(
+        self, thread: str, ns: str, entry: dict[str, Any], head: _Head, new: bool, parts: dict[str, bytes], drop: set[str]
+    ) -> Steps[tuple[tuple[str, str], dict[str, str]]]:
+        """Commits a checkpoint on top of a head, and returns what is the latest one then, and the versions of the records that lead to this one."""
         target = {"session": _session(thread, ns)}
-        text = json.dumps({**entry, "revision": head.revision + 1}).encode()
+        text = json.dumps({**entry, "revision": head.revision + 1, "beside": f"{_WRITE}{_id(entry['id'])}/"}).encode()
         key = _CHECKPOINT + _id(entry["id"])
         records = [RecordChange.set(key, text)]
         id, version = head.latest
@@ -333,8 +399,9 @@ class _Steps:
                 latest = yield from self._record(target, _LATEST)
             if stands is None or stands.value != text or latest is None:
                 raise
-            return json.loads(latest.value)["id"], latest.version
-        return max(id, entry["id"]), result.records[1]
+            return (json.loads(latest.value)["id"], latest.version), {key: stands.version}
+        lead = {key: result.records[0], _LATEST: result.records[1]} if newest else {key: result.records[0]}
+        return (max(id, entry["id"]), result.records[1]), lead
 
     def _record(self, target: dict[str, str], key: str) -> Steps[Record | None]:
         try:
@@ -456,10 +523,12 @@ class _Steps:
     def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
         for id, thread, ns in (yield from self._pages(_GROUP)):
             gone = set()
-            for entry in (yield from self._entries({"session": id})):
-                t = yield from self._one_listed(thread, ns, entry, None)
-                if t and t.metadata.get("run_id") in run_ids:
-                    gone.add(entry["id"])
+            entries = yield from self._entries({"session": id})
+            gone |= {e["id"] for e in entries if e.get("metadata", {}).get("run_id") in run_ids}
+            rest = [(thread, ns, e) for e in entries if "metadata" not in e]
+            for i in range(0, len(rest), _MAX_PAGE):
+                found = yield from self._page(rest[i : i + _MAX_PAGE])
+                gone |= {t.checkpoint["id"] for t in found if t.metadata.get("run_id") in run_ids}
             if gone:
                 yield from self._remove(id, gone)
 
@@ -477,8 +546,8 @@ class _Steps:
                 entries = yield from self._entries({"session": id})
                 if not entries:
                     continue
-                latest = yield from self._one_listed(thread, ns, entries[0], None)
-                if latest and latest.metadata.get("counters_since_delta_snapshot"):
+                latest = yield from self._page([(thread, ns, entries[0])])
+                if latest and latest[0].metadata.get("counters_since_delta_snapshot"):
                     raise NotImplementedError(f"thread {thread!r} uses a DeltaChannel, whose value is rebuilt from older checkpoints")
                 doomed.append((id, {e["id"] for e in entries[1:]}))
         for id, cids in doomed:
@@ -493,7 +562,7 @@ class _Steps:
                 body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
                 versions = body["channel_versions"]
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
-                copied = {"id": entry["id"], "parent": entry.get("parent")}
+                copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}
                 yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
             nodes, changes = [], []
             for r in (yield from self._all_records({"session": id}, _WRITE)):
@@ -510,6 +579,7 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
     def __init__(self, serde: SerializerProtocol | None) -> None:
         super().__init__(serde=serde)
         self._heads = {}
+        self._seen = {}
 
     async def _ado(self, steps: Steps[T]) -> T:
         """Makes the calls of steps."""
@@ -532,13 +602,13 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Yields checkpoints, the newest first."""
-        found = 0
-        for place in await self._ado(self._listed(config, before)):
-            if limit is not None and found >= limit:
-                return
-            if t := await self._ado(self._one_listed(*place, filter)):
-                found += 1
-                yield t
+        places = await self._ado(self._listed(config, before, filter))
+        while places and (limit is None or limit > 0):
+            some, places = _split(places, limit)
+            for t in await self._ado(self._page(some)):
+                if _matches(t.metadata, filter):
+                    limit = None if limit is None else limit - 1
+                    yield t
 
     async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
         """Stores a checkpoint, whole or not at all."""
@@ -591,13 +661,13 @@ class TurnstoneSaver(_Saver):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Yields checkpoints, the newest first."""
-        found = 0
-        for place in self._do(self._listed(config, before)):
-            if limit is not None and found >= limit:
-                return
-            if t := self._do(self._one_listed(*place, filter)):
-                found += 1
-                yield t
+        places = self._do(self._listed(config, before, filter))
+        while places and (limit is None or limit > 0):
+            some, places = _split(places, limit)
+            for t in self._do(self._page(some)):
+                if _matches(t.metadata, filter):
+                    limit = None if limit is None else limit - 1
+                    yield t
 
     def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
         """Stores a checkpoint, whole or not at all."""

@@ -182,6 +182,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Ref:
+    """A record that names a revision, the checkpoint parts of that, and the records beside it. parts is None if the caller knows them."""
+
+    record: Record
+    parts: dict[str, bytes] | None
+    beside: list[Record]
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """An attachment that a session has, with its first node and when that was committed, or until when it waits for a commit."""
 
