@@ -10,6 +10,7 @@ REPLACED = [
     (r"from asyncio import sleep, to_thread\n", "from time import sleep\n"),
     (r"await to_thread\((.*?), ", r"\1("),
     (r"\basync (def|with|for) ", r"\1 "),
+    (r"\b_atransport\b", "_transport"),
     (r"\bawait ", ""),
     (r"asynccontextmanager", "contextmanager"),
     (r"__a(enter|exit)__", r"__\1__"),

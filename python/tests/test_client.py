@@ -435,3 +435,13 @@ def test_a_collection_that_takes_longer_than_the_patience_goes_on_when_it_is_cut
         db._http.request = cut  # type: ignore[method-assign]
         assert "sessions" in db.gc().counts
         assert cuts == ["/v1/gc"]
+
+
+def test_the_synchronous_client_imports_no_httpx() -> None:
+    program = """
+import sys, turnstonedb, turnstonedb.langgraph, turnstonedb.transcript
+assert "httpx" not in sys.modules
+turnstonedb.AsyncClient
+assert "httpx" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,7 +13,8 @@ import pytest
 
 import turnstonedb
 from turnstonedb import NewNode, RecordChange
-from turnstonedb._transport import AsyncTransport, BrokenError, Transport
+from turnstonedb._atransport import AsyncTransport
+from turnstonedb._transport import BrokenError, Transport
 
 
 class Cutter:

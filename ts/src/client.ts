@@ -23,6 +23,7 @@ import type {
 	RecordChange,
 	RecordPage,
 	RecordUpdate,
+	Ref,
 	Report,
 	Result,
 	Revision,
@@ -334,6 +335,26 @@ export class Session {
 			if (e instanceof NotFoundError && e.kind === "record-not-found") return undefined;
 			throw e;
 		}
+	}
+
+	/**
+	 * Returns the records of some keys whose values are JSON objects with a revision, each with the checkpoint of that, and the records whose keys begin with
+	 * what the object has in `beside`. `known` is the version of a record whose parts the caller has: they are left out. Those that are gone are left out, too.
+	 */
+	async refs(wanted: { key: string; known?: string }[]): Promise<Ref[]> {
+		const out: Ref[] = [];
+		for (const d of await this.#several("refs", { refs: wanted })) {
+			const { ref, beside } = d.value;
+			if (ref) {
+				const parts = ref.known
+					? undefined
+					: new Map<string, Buffer>((ref.parts ?? []).map((p: { name: string; content: Place }) => [p.name, d.bytes(p.content)]));
+				out.push({ record: readRecord(ref.record, d), ...(parts && { parts }), beside: [] });
+			} else if (beside) {
+				out.at(-1)?.beside.push(...beside.records.map((r: WireRecord) => readRecord(r, d)));
+			}
+		}
+		return out;
 	}
 
 	/** Lists records in the order of their keys: a page of them. */

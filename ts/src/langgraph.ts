@@ -32,7 +32,7 @@ import {
 } from "@langchain/langgraph-checkpoint";
 import { type Client, Session } from "./client.ts";
 import { ConflictError, InvalidError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
-import type { Commit, Create, Info, NewNode, Node, RecordChange, StoredRecord } from "./types.ts";
+import type { Commit, Create, Info, NewNode, Node, RecordChange, Ref, StoredRecord } from "./types.ts";
 
 const group = "langgraph.js";
 /** The name of the part that is no channel: the checkpoint without its values, and its metadata. */
@@ -58,12 +58,23 @@ const maxRecords = 200;
 /** How often a change is made that may be made more than once. */
 const repeats = 3;
 const maxHeads = 10_000;
+/** Checkpoints that are read at once. */
+const maxPage = 50;
+/** Characters of metadata, as JSON, in the record of a checkpoint. */
+const maxMetadata = 2000;
+/** Sessions whose last checkpoint is remembered, and bytes of each. */
+const maxSeen = 64;
+const maxSeenBytes = 1 << 20;
 
 /** Where a checkpoint is: what its record says. */
 interface Entry {
 	id: string;
 	parent?: string;
 	revision: number;
+	/** If it is short: a list need not read checkpoints that its filter excludes. */
+	metadata?: CheckpointMetadata;
+	/** With what the keys of the records of its writes begin. */
+	beside: string;
 }
 
 /** A checkpoint without its values, and its metadata. */
@@ -101,6 +112,8 @@ interface Head {
 export class TurnstoneSaver extends BaseCheckpointSaver {
 	readonly #client: Client;
 	readonly #heads = new Map<string, Head>();
+	/** Of sessions: the parts of the last checkpoint that was put or read, by the records that lead to it and their versions. */
+	readonly #seen = new Map<string, { versions: Map<string, string>; parts: Map<string, Buffer> }>();
 
 	constructor(client: Client, serde?: SerializerProtocol) {
 		super(serde);
@@ -111,9 +124,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	async getTuple(config: RunnableConfig): Promise<CheckpointTuple | undefined> {
 		const { thread_id: thread, checkpoint_ns: ns = "" } = config.configurable ?? {};
 		if (thread === undefined) return undefined;
-		const place = { thread: String(thread), ns: String(ns) };
-		const entry = await this.#entry(this.#at(place), getCheckpointId(config) || undefined);
-		return entry && this.#unlessGone(this.#tuple(place, entry));
+		const id = getCheckpointId(config);
+		return (await this.#tuples({ thread: String(thread), ns: String(ns) }, [id ? checkpointKey + keyOf(id) : latestKey]))[0];
 	}
 
 	/** Yields checkpoints, the newest first. */
@@ -129,16 +141,17 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			}
 		}
 		found.sort((a, b) => compare(b.entry.id, a.entry.id));
-		let left = options.limit ?? Number.POSITIVE_INFINITY;
 		const filter = Object.entries(options.filter ?? {}).filter(([, value]) => value !== undefined);
-		for (const { place, entry } of found) {
-			if (left <= 0) return;
-			const tuple = await this.#unlessGone(this.#tuple(place, entry));
-			if (!tuple) continue;
-			const metadata = tuple.metadata as unknown as { [name: string]: unknown };
-			if (!filter.every(([name, value]) => isSame(metadata[name], value))) continue;
-			left--;
-			yield tuple;
+		const matches = (m?: CheckpointMetadata) => !m || filter.every(([name, value]) => isSame((m as { [name: string]: unknown })[name], value));
+		let rest = found.filter(({ entry }) => matches(entry.metadata));
+		for (let left = options.limit ?? Number.POSITIVE_INFINITY; left > 0 && rest.length > 0; ) {
+			const n = Math.min(left, maxPage);
+			for (const tuple of await this.#page(rest.slice(0, n))) {
+				if (!matches(tuple.metadata)) continue;
+				left--;
+				yield tuple;
+			}
+			rest = rest.slice(n);
 		}
 	}
 
@@ -151,7 +164,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const whole = parent !== undefined || metadata.source === "fork";
 		const given = Object.entries(values).filter(([channel]) => whole || Object.hasOwn(newVersions, channel));
 		const packed = await this.#pack([body, metadata]);
-		await this.#commit(place, { id: checkpoint.id, parent }, packed, checkpoint.channel_versions, new Map(given), newVersions);
+		await this.#commit(place, { id: checkpoint.id, parent, metadata }, packed, checkpoint.channel_versions, new Map(given), newVersions);
 		return configOf(place, checkpoint.id);
 	}
 
@@ -185,6 +198,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		for (const place of await this.#places(threadId)) {
 			const { id } = this.#at(place);
 			this.#heads.delete(id);
+			this.#seen.delete(id);
 			await this.#unlessGone(this.#client.delete(id));
 		}
 	}
@@ -233,12 +247,6 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	// Reading
 
-	/** Returns what the record of a checkpoint says, or of the latest one. */
-	async #entry(session: Session, id?: string): Promise<Entry | undefined> {
-		const record = await this.#unlessGone(session.record(id === undefined ? latestKey : checkpointKey + keyOf(id)));
-		return record && (JSON.parse(record.value.toString()) as Entry);
-	}
-
 	async #entries(session: Session): Promise<Entry[]> {
 		return ((await this.#unlessGone(this.#records(session, checkpointKey))) ?? []).map((r) => JSON.parse(r.value.toString()) as Entry);
 	}
@@ -253,9 +261,51 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		return out;
 	}
 
-	async #tuple(place: Place, entry: Entry): Promise<CheckpointTuple> {
+	/** Returns the checkpoints that records of a namespace lead to. One that is not there, or not any more, is left out. */
+	async #tuples(place: Place, keys: string[]): Promise<CheckpointTuple[]> {
 		const session = this.#at(place);
-		const [parts, pendingWrites] = await Promise.all([session.checkpoint(entry.revision), this.#writes(session, entry.id)]);
+		const seen = this.#seen.get(session.id);
+		const wanted = keys.map((key) => ({ key, known: seen?.versions.get(key) ?? "none" }));
+		const out: CheckpointTuple[] = [];
+		for (const ref of (await this.#unlessGone(session.refs(wanted))) ?? []) {
+			const parts = ref.parts ?? (seen?.parts as Map<string, Buffer>);
+			if (ref.parts && keys.length === 1) this.#remember(session.id, new Map([[ref.record.key, ref.record.version]]), parts);
+			const tuple = await this.#unlessGone(this.#tuple(place, ref, parts));
+			if (tuple) out.push(tuple);
+		}
+		return out;
+	}
+
+	/** Returns the checkpoints of some places, in their order, with a request for each namespace. */
+	async #page(some: { place: Place; entry: Entry }[]): Promise<CheckpointTuple[]> {
+		const of = new Map<string, { place: Place; keys: string[] }>();
+		for (const { place, entry } of some) {
+			const session = this.#at(place).id;
+			const { keys } = of.get(session) ?? { keys: [] };
+			of.set(session, { place, keys: [...keys, checkpointKey + keyOf(entry.id)] });
+		}
+		const found = new Map<string, CheckpointTuple>();
+		for (const [session, { place, keys }] of of) {
+			for (const t of await this.#tuples(place, keys)) found.set(`${session} ${t.checkpoint.id}`, t);
+		}
+		return some.flatMap(({ place, entry }) => found.get(`${this.#at(place).id} ${entry.id}`) ?? []);
+	}
+
+	#remember(id: string, versions: Map<string, string>, parts: Map<string, Buffer>): void {
+		this.#seen.delete(id);
+		let size = 0;
+		for (const content of parts.values()) size += content.length;
+		if (size <= maxSeenBytes) this.#seen.set(id, { versions, parts });
+		for (const oldest of this.#seen.keys()) {
+			if (this.#seen.size <= maxSeen) break;
+			this.#seen.delete(oldest);
+		}
+	}
+
+	async #tuple(place: Place, ref: Ref, parts: Map<string, Buffer>): Promise<CheckpointTuple> {
+		const session = this.#at(place);
+		const entry = JSON.parse(ref.record.value.toString()) as Entry;
+		const pendingWrites = await this.#writes(session, ref.beside);
 		const [body, metadata] = (await this.#unpack(parts.get(bodyPart) as Buffer)) as Body;
 		const values: [string, unknown][] = [];
 		for (const channel of Object.keys(body.channel_versions)) {
@@ -264,7 +314,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		}
 		const checkpoint: Checkpoint = { ...body, channel_values: Object.fromEntries(values) };
 		if (checkpoint.v < 4 && entry.parent !== undefined) {
-			const sent = (await this.#writes(session, entry.parent)).filter(([, channel]) => channel === tasks);
+			const sent = (await this.#writes(session, await this.#records(session, writesOf(entry.parent)))).filter(([, channel]) => channel === tasks);
 			const versions = Object.values(checkpoint.channel_versions);
 			checkpoint.channel_values[tasks] = sent.map(([, , value]) => value);
 			checkpoint.channel_versions[tasks] = versions.length > 0 ? maxChannelVersion(...versions) : this.getNextVersion(undefined);
@@ -279,8 +329,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	}
 
 	/** Returns the pending writes of a checkpoint, in the order in which a graph applies them. */
-	async #writes(session: Session, id: string): Promise<CheckpointPendingWrite[]> {
-		const records = (await this.#records(session, `${writeKey}${keyOf(id)}/`)).map((r) => readWrite(r.value));
+	async #writes(session: Session, stored: StoredRecord[]): Promise<CheckpointPendingWrite[]> {
+		const records = stored.map((r) => readWrite(r.value));
 		const keys = records.flatMap(([write]) => write.node ?? []);
 		const nodes = new Map<string, Node>();
 		for (let i = 0; i < keys.length; i += maxRecords) for (const n of await session.nodesByKey(keys.slice(i, i + maxRecords))) nodes.set(...n);
@@ -326,7 +376,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	/** Commits a checkpoint: the parts that are not those of the head already, and its record. */
 	async #commit(
 		place: Place,
-		{ id, parent }: { id: string; parent: string | undefined },
+		{ id, parent, metadata }: { id: string; parent: string | undefined; metadata: CheckpointMetadata },
 		body: Buffer,
 		versions: ChannelVersions,
 		values: Map<string, unknown>,
@@ -361,22 +411,33 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			}
 			const drop = [...head.parts].filter((name) => !stay.has(name) && !parts.has(name));
 			let latest: Head["latest"];
+			let lead: Map<string, string>;
 			try {
-				latest = await this.#apply(
-					place,
-					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1 },
-					head,
-					!found,
-					parts,
-					drop,
-				);
+				const entry: Entry = {
+					id,
+					...(parent === undefined ? {} : { parent }),
+					...asJSON(metadata),
+					revision: head.revision + 1,
+					beside: writesOf(id),
+				};
+				[latest, lead] = await this.#apply(place, entry, head, !found, parts, drop);
 			} catch (e) {
 				const gone = e instanceof NotFoundError && known; // The thread was deleted since this saver saw it.
 				if (!(e instanceof ConflictError || e instanceof RecordConflictError || gone)) throw e;
 				this.#heads.delete(session.id);
 				continue;
 			}
-			this.#heads.set(session.id, { revision: head.revision + 1, id, parts: new Set([...stay, ...parts.keys()]), versions: { ...versions }, latest });
+			const names = new Set([...stay, ...parts.keys()]);
+			const seen = this.#seen.get(session.id);
+			if (seen && head.id !== undefined && seen.versions.has(checkpointKey + keyOf(head.id))) {
+				for (const name of stay) {
+					const content = seen.parts.get(name);
+					if (content) parts.set(name, content);
+				}
+			}
+			if (parts.size === names.size) this.#remember(session.id, lead, parts);
+			else this.#seen.delete(session.id);
+			this.#heads.set(session.id, { revision: head.revision + 1, id, parts: names, versions: { ...versions }, latest });
 			for (const oldest of this.#heads.keys()) {
 				if (this.#heads.size <= maxHeads) break;
 				this.#heads.delete(oldest);
@@ -385,8 +446,15 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		}
 	}
 
-	/** Commits a checkpoint on top of a head, and returns what is the latest one then. */
-	async #apply(place: Place, entry: Entry, head: Head, made: boolean, parts: Map<string, Buffer>, drop: string[]): Promise<Head["latest"]> {
+	/** Commits a checkpoint on top of a head, and returns what is the latest one then, and the versions of the records that lead to this one. */
+	async #apply(
+		place: Place,
+		entry: Entry,
+		head: Head,
+		made: boolean,
+		parts: Map<string, Buffer>,
+		drop: string[],
+	): Promise<[Head["latest"], Map<string, string>]> {
 		const session = this.#at(place);
 		const text = JSON.stringify(entry);
 		const key = checkpointKey + keyOf(entry.id);
@@ -404,21 +472,32 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		};
 		try {
 			const result = made ? (await this.#client.commitAll([{ create: this.#made(place), ...commit }]))[0] : await session.commit(commit);
-			return { id: newest ? entry.id : id, version: result?.records?.[1] as string };
+			const [own = "none", last = "none"] = result?.records ?? [];
+			return [
+				{ id: newest ? entry.id : id, version: last },
+				new Map(
+					newest
+						? [
+								[key, own],
+								[latestKey, last],
+							]
+						: [[key, own]],
+				),
+			];
 		} catch (e) {
 			if (!(e instanceof TurnstoneError && e.outcomeUnknown)) throw e;
 			// Nobody knows whether it was made: its record tells.
 			const stands = await this.#unlessGone(session.record(key));
 			const latest = await this.#unlessGone(session.record(latestKey));
 			if (stands?.value.toString() !== text || !latest) throw e;
-			return { id: (JSON.parse(latest.value.toString()) as Entry).id, version: latest.version };
+			return [{ id: (JSON.parse(latest.value.toString()) as Entry).id, version: latest.version }, new Map([[key, stands.version]])];
 		}
 	}
 
 	/** Returns the parts of a checkpoint, and the versions of its channels. */
 	async #before(session: Session, id: string): Promise<{ parts: Map<string, Buffer>; versions: ChannelVersions }> {
-		const entry = await this.#entry(session, id);
-		const parts = (entry && (await this.#unlessGone(session.checkpoint(entry.revision)))) ?? new Map<string, Buffer>();
+		const refs = (await this.#unlessGone(session.refs([{ key: checkpointKey + keyOf(id) }]))) ?? [];
+		const parts = refs[0]?.parts ?? new Map<string, Buffer>();
 		const body = parts.get(bodyPart);
 		return { parts, versions: body ? ((await this.#unpack(body)) as Body)[0].channel_versions : {} };
 	}
@@ -502,6 +581,17 @@ function quoted(text: string): string {
 /** Returns the id of a checkpoint as a part of a record's key. */
 function keyOf(id: string): string {
 	return short(quoted(id), maxId);
+}
+
+/** Returns with what the keys of the records of a checkpoint's writes begin. */
+function writesOf(id: string): string {
+	return `${writeKey}${keyOf(id)}/`;
+}
+
+/** Returns metadata for the record of a checkpoint, or nothing: they may be long, and JSON changes some. */
+function asJSON(metadata: CheckpointMetadata): { metadata?: CheckpointMetadata } {
+	const text = JSON.stringify(metadata);
+	return text !== undefined && text.length <= maxMetadata ? { metadata } : {};
 }
 
 function newTurn(): string {

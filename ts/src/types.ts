@@ -298,6 +298,14 @@ export interface LogEntry {
 	pruned?: boolean;
 }
 
+/** A record that names a revision, the checkpoint parts of that, and the records beside it. */
+export interface Ref {
+	record: StoredRecord;
+	/** Absent if the caller knows them. */
+	parts?: Map<string, Buffer>;
+	beside: StoredRecord[];
+}
+
 /** One change of a session, as the feed tells of it. */
 export interface Change {
 	kind: string;

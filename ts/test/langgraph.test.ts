@@ -142,11 +142,11 @@ test("a head that is not that of the thread any more is not built upon", async (
 
 test("a put reads nothing on top of the last one, and an older one once", async () => {
 	const db = await open();
-	const read = vi.spyOn(Session.prototype, "checkpoint");
-	const records = vi.spyOn(Session.prototype, "record");
+	const read = vi.spyOn(Session.prototype, "refs");
 	const saver = new TurnstoneSaver(db);
 	await graph(saver).invoke({ messages: ["hello"] }, { configurable: { thread_id: "t" } });
-	expect(records).toHaveBeenCalledTimes(1); // It asks for the latest one once.
+	expect(read).toHaveBeenCalledTimes(1); // It asks for the latest one once.
+	read.mockClear();
 	const root = { configurable: { thread_id: "u" } };
 	const names = ["a", "b", "c"];
 	const each = <T>(value: T) => Object.fromEntries(names.map((n) => [n, value]));
@@ -156,6 +156,69 @@ test("a put reads nothing on top of the last one, and an older one once", async 
 	const fork = await put(saver, first, {}, each(1), {});
 	expect(read).toHaveBeenCalledTimes(1);
 	expect((await saver.getTuple(fork))?.checkpoint.channel_values).toEqual(each("x"));
+	vi.restoreAllMocks();
+});
+
+test("a checkpoint is one request, and is not sent again", async () => {
+	const db = await open();
+	const read = vi.spyOn(Session.prototype, "refs");
+	const saver = new TurnstoneSaver(db);
+	const root = { configurable: { thread_id: "t", checkpoint_ns: "" } };
+	const first = await put(saver, root, { a: "large", b: 1 }, { a: 1, b: 1 }, { a: 1, b: 1 });
+	const second = await put(saver, first, { a: "large", b: 2 }, { a: 1, b: 2 }, { b: 2 });
+	await saver.putWrites(second, [["w", "v"]], "task");
+	/** Reads a checkpoint, and tells whether it was sent. */
+	const got = async (by: TurnstoneSaver, config: RunnableConfig) => {
+		read.mockClear();
+		const tuple = await by.getTuple(config);
+		expect(read).toHaveBeenCalledTimes(1);
+		const answer: ReturnType<Session["refs"]> = read.mock.results[0]?.value ?? Promise.resolve([]);
+		const [ref] = await answer.catch(() => []); // The thread may be deleted.
+		return { tuple, values: tuple?.checkpoint.channel_values, sent: ref?.parts !== undefined };
+	};
+	for (const config of [root, second]) {
+		const { tuple, values, sent } = await got(saver, config);
+		expect([values, sent, tuple?.pendingWrites]).toEqual([{ a: "large", b: 2 }, false, [["task", "w", "v"]]]);
+		if (values) values.b = "changed by the caller";
+	}
+	// Another one has to read it, once; and what another one puts, or a thread that is made again, is seen.
+	const other = new TurnstoneSaver(db);
+	expect([(await got(other, root)).sent, (await got(other, root)).sent]).toEqual([true, false]);
+	const third = await put(other, second, { a: "new", b: 2 }, { a: 2, b: 2 }, { a: 2 });
+	expect((await got(saver, root)).values).toEqual({ a: "new", b: 2 });
+	expect((await got(saver, first)).values).toEqual({ a: "large", b: 1 });
+	await saver.deleteThread("t");
+	expect((await got(saver, third)).tuple).toBeUndefined();
+	let config: RunnableConfig = root;
+	for (const a of [1, 2, 3]) config = await put(other, config, { a }, { a }, { a });
+	expect((await got(saver, root)).values).toEqual({ a: 3 });
+	vi.restoreAllMocks();
+});
+
+test("a list is one request a page", async () => {
+	const db = await open();
+	const saver = new TurnstoneSaver(db);
+	let config: RunnableConfig = { configurable: { thread_id: "t", checkpoint_ns: "" } };
+	for (let step = 0; step < 60; step++) {
+		const checkpoint = {
+			...emptyCheckpoint(),
+			id: `1f0-${String(step).padStart(3, "0")}`,
+			channel_values: { a: step },
+			channel_versions: { a: step },
+		};
+		const long = step % 10 === 0 ? { long: "x".repeat(3000) } : {}; // It is not in the record.
+		config = await saver.put(config, checkpoint, { source: "loop", step, parents: {}, ...long }, { a: step });
+	}
+	const read = vi.spyOn(Session.prototype, "refs");
+	const listed = async (options: object) => {
+		read.mockClear();
+		const found = await all(saver.list({ configurable: { thread_id: "t", checkpoint_ns: "" } }, options));
+		return [found.map((t) => t.checkpoint.channel_values.a), read.mock.calls.length];
+	};
+	expect(await listed({})).toEqual([Array.from({ length: 60 }, (_, i) => 59 - i), 2]);
+	expect(await listed({ limit: 3 })).toEqual([[59, 58, 57], 1]);
+	expect(await listed({ filter: { step: 41 } })).toEqual([[41], 1]);
+	expect(await listed({ filter: { step: 40 } })).toEqual([[40], 1]);
 	vi.restoreAllMocks();
 });
 

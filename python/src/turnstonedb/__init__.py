@@ -10,7 +10,10 @@
 `turnstonedb.langgraph` is a checkpointer for LangGraph, and `turnstonedb.agents` a session for the OpenAI Agents SDK.
 """
 
-from ._async import AsyncClient, AsyncSession
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ._sync import Client, Session
 from .errors import (
     ConflictError,
@@ -44,6 +47,7 @@ from .types import (
     RecordChange,
     RecordPage,
     RecordUpdate,
+    Ref,
     Report,
     Result,
     Revision,
@@ -52,9 +56,21 @@ from .types import (
     Usage,
 )
 
+if TYPE_CHECKING:
+    from ._async import AsyncClient, AsyncSession
+
 __all__ = [
     "AsyncClient", "AsyncSession", "Attached", "Attachment", "Change", "Client", "Commit", "ConflictError", "DamagedError", "Error", "Feed", "History", "Info",
     "InvalidError", "LogEntry", "Message", "NewNode", "Node", "NotFoundError", "OutcomeUnknownError", "Page", "Part", "Record", "RecordChange", "RecordConflictError",
-    "RecordPage", "RecordUpdate", "RefusedError", "Report", "Result", "Revision", "Saved", "Session", "SessionDeletedError", "State",
+    "RecordPage", "RecordUpdate", "Ref", "RefusedError", "Report", "Result", "Revision", "Saved", "Session", "SessionDeletedError", "State",
     "TurnConflictError", "UnauthorizedError", "UnavailableError", "Usage",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the asynchronous client when somebody asks for it: httpx, which it needs, takes as long as all the rest."""
+    if name not in ("AsyncClient", "AsyncSession"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _async
+
+    return getattr(_async, name)

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
 from . import _bodies, _calls, _http, _server, errors
+from ._atransport import AsyncTransport, BrokenError, Response, _AsyncStream
 from ._bodies import Body
 from ._calls import Call, Progress
-from ._transport import AsyncTransport, BrokenError, Response, _AsyncStream
 from ._wire import Decoder, Object
 from .types import (
     Attached,
@@ -34,6 +34,7 @@ from .types import (
     RecordChange,
     RecordPage,
     RecordUpdate,
+    Ref,
     Report,
     Result,
     Revision,
@@ -428,6 +429,12 @@ class AsyncSession:
     def turn(self, commit: Commit, *, records_only: bool = False) -> Object:
         """Returns a commit to this session for `AsyncClient.commit_all`."""
         return _calls.session_commit(self._target, None, commit, records_only)
+
+    async def refs(self, wanted: Sequence[tuple[str, str]]) -> list[Ref]:
+        """Returns the records of some keys whose values are JSON objects with a revision, each with the checkpoint of that, and the records whose keys begin with
+        what the object has in "beside". After a key comes the version of the record whose parts the caller has, which are left out, or "none". Those that are
+        gone are left out, too."""
+        return await self._run(_calls.refs(self._target, wanted))
 
     async def record(self, key: str) -> Record | None:
         """Returns the record of a key, or None."""

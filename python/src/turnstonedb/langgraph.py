@@ -20,7 +20,7 @@ import secrets
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from langchain_core.runnables import RunnableConfig
@@ -37,11 +37,13 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from . import _calls
-from ._async import AsyncClient
 from ._steps import Steps, adrive, drive, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Commit, NewNode, Record, RecordChange, Ref
+
+if TYPE_CHECKING:
+    from ._async import AsyncClient
 
 T = TypeVar("T")
 

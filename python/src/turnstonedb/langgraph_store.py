@@ -23,7 +23,7 @@ import secrets
 from asyncio import to_thread
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from langgraph.store.base import (
@@ -41,11 +41,13 @@ from langgraph.store.base import (
 )
 
 from . import _calls
-from ._async import AsyncClient
 from ._steps import Steps, adrive, drive, short
 from ._sync import Client
 from .errors import Error, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
+
+if TYPE_CHECKING:
+    from ._async import AsyncClient
 
 _ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and of the value of a large one
 _MAX_LABEL, _MAX_NAMESPACE, _MAX_KEY = 60, 250, 200  # bytes within a record's key; a longer label or key is hashed

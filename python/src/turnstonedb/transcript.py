@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import errors
-from ._async import AsyncClient
 from ._sync import Client
 from .types import Message, Revision, Saved, Usage
+
+if TYPE_CHECKING:
+    from ._async import AsyncClient
 
 _FIELDS = {
     "name": "name", "model": "model", "cwd": "cwd", "group": "group", "labels": "labels", "retention": "retention", "custom": "custom",
