@@ -35,7 +35,8 @@ const (
 // Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
 //
 // It differs from the in-memory service of trpc-agent-go:
-//   - CreateSession does not replace a session that exists.
+//   - CreateSession does not replace a session that exists: it sets the state, and returns the session as it is then. So
+//     two first runs of a session at once both go on.
 //   - An event that could not be stored is not added to the caller's session.
 //   - Sessions and states do not expire, and events are not dropped.
 //   - AppendEvent asks the store nothing if the event has nothing to store. So the session's time of update stays, and
@@ -113,8 +114,8 @@ func (s *Sessions) commit(ctx context.Context, key session.Key, c turnstone.Comm
 	})
 }
 
-// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error
-// matches turnstone.ErrExists: of two first runs of a session at once, one fails with it.
+// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, it sets the
+// state of that, and returns it.
 func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state session.StateMap, _ ...session.Option) (*session.Session, error) {
 	if err := key.CheckUserKey(); err != nil {
 		return nil, err
@@ -138,7 +139,16 @@ func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state ses
 		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: parts},
 	})
 	if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
-		return nil, fmt.Errorf("trpc: session %q: %w", key.SessionID, turnstone.ErrExists)
+		if len(parts) > 0 {
+			if err := s.commit(ctx, key, turnstone.Commit{Checkpoint: parts}); err != nil {
+				return nil, err
+			}
+		}
+		out, err = s.get(ctx, key, &session.Options{})
+		if out == nil && err == nil { // Somebody has deleted it since.
+			err = fmt.Errorf("trpc: session %q: %w", key.SessionID, turnstone.ErrSessionDeleted)
+		}
+		return out, err
 	}
 	if err != nil {
 		return nil, err
@@ -146,8 +156,9 @@ func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state ses
 	return out, nil
 }
 
-// GetSession reads a session, or returns nil if there is none. It reads all of its events, whatever the options leave
-// of them, and supports pages of events.
+// GetSession reads a session, or returns nil if there is none. With a number or a time of events, or a page of them, it
+// reads no more than that, but for what the session has since the last message of the user, and of a session with
+// tracks as many events as it takes to find those of each track.
 func (s *Sessions) GetSession(ctx context.Context, key session.Key, options ...session.Option) (*session.Session, error) {
 	if err := key.CheckSessionKey(); err != nil {
 		return nil, err
@@ -165,7 +176,7 @@ func (s *Sessions) get(ctx context.Context, key session.Key, o *session.Options)
 	if err := session.ValidateGetSessionOptions(o, true); err != nil {
 		return nil, err
 	}
-	out, err := s.read(ctx, key, true)
+	out, err := s.read(ctx, key, o)
 	if out == nil || err != nil {
 		return nil, err
 	}
@@ -199,25 +210,25 @@ func filter(of *session.Session, o *session.Options) {
 	}
 }
 
-// read reads a session without the state of its user and app, or returns nil if there is none.
-func (s *Sessions) read(ctx context.Context, key session.Key, events bool) (*session.Session, error) {
+// read reads a session without the state of its user and app, or returns nil if there is none. It reads the events
+// that filter needs for the options, and none without them.
+func (s *Sessions) read(ctx context.Context, key session.Key, o *session.Options) (*session.Session, error) {
 	var info turnstone.Info
 	var st *turnstone.State
 	var parts map[string][]byte
-	scope := turnstone.Scope{Last: 1}
-	if events {
-		scope = turnstone.Scope{}
-	}
+	var nodes []turnstone.Node
 	err := turnstone.ErrRevisionPruned
 	for tries := 0; tries < maxReads && errors.Is(err, turnstone.ErrRevisionPruned); tries++ { // The session was changed and pruned between two of these calls.
 		err = s.with(ctx, key, func(h turnstone.Persistence) (err error) {
 			if info, err = h.Info(ctx); err != nil {
 				return err
 			}
-			if st, err = h.Load(ctx, scope); err != nil {
+			if st, err = h.Load(ctx, turnstone.Scope{Last: 1}); err != nil {
 				return err
 			}
-			parts, err = h.Checkpoint(ctx, st.Revision)
+			if parts, err = h.Checkpoint(ctx, st.Revision); err == nil && o != nil {
+				nodes, err = newest(ctx, h, st.Revision, parts, o)
+			}
 			return err
 		})
 	}
@@ -248,12 +259,9 @@ func (s *Sessions) read(ctx context.Context, key session.Key, events bool) (*ses
 			return nil, err
 		}
 	}
-	if !events {
-		return out, nil
-	}
-	for i := range st.Nodes {
-		if err := addNode(out, &st.Nodes[i]); err != nil {
-			return nil, fmt.Errorf("trpc: session %q: node %s is no event: %w", key.SessionID, st.Nodes[i].ID, err)
+	for i := range nodes {
+		if err := addNode(out, &nodes[i]); err != nil {
+			return nil, fmt.Errorf("trpc: session %q: node %s is no event: %w", key.SessionID, nodes[i].ID, err)
 		}
 	}
 	return out, nil
@@ -332,7 +340,11 @@ func (s *Sessions) ListSessions(ctx context.Context, user session.UserKey, optio
 	out := []*session.Session{}
 	shared := map[string]map[string][]byte{}
 	for _, i := range found {
-		one, err := s.read(ctx, session.Key{AppName: user.AppName, UserID: user.UserID, SessionID: adapter.Names(i.ID)[2]}, !o.ListSessionOnlyMeta)
+		want := o
+		if o.ListSessionOnlyMeta {
+			want = nil
+		}
+		one, err := s.read(ctx, session.Key{AppName: user.AppName, UserID: user.UserID, SessionID: adapter.Names(i.ID)[2]}, want)
 		if err != nil {
 			return nil, err
 		}
@@ -392,6 +404,9 @@ func (s *Sessions) append(ctx context.Context, to *session.Session, e *event.Eve
 		if err != nil {
 			return err
 		}
+		if adapter.Late(e.Timestamp) {
+			parts[adapter.LatePart] = nil
+		}
 		c.Nodes, c.Usage = []turnstone.NewNode{node}, usage(e)
 	}
 	if len(c.Nodes) > 0 || len(parts) > 0 {
@@ -429,12 +444,16 @@ func (s *Sessions) AppendTrackEvent(ctx context.Context, to *session.Session, e 
 	if err != nil {
 		return fmt.Errorf("trpc: the track event: %w", err)
 	}
+	late := adapter.Late(e.Timestamp)
 	if _, err := session.TracksFromState(to.SnapshotState()); err != nil {
 		return err // It could not be added to the caller's session.
 	}
 	parts := map[string][]byte{}
 	if err := setPart(parts, trackPart, string(e.Track), nil); err != nil {
 		return err
+	}
+	if late {
+		parts[adapter.LatePart] = nil
 	}
 	if err := s.commit(ctx, key, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: trackKind, Payload: payload}}, Checkpoint: parts}); err != nil {
 		return err
@@ -460,7 +479,7 @@ func (s *Sessions) GetEventWindow(ctx context.Context, r session.EventWindowRequ
 	memory := inmemory.NewSessionService(inmemory.WithSessionEventLimit(0))
 	defer memory.Close()
 	if r.Key.CheckSessionKey() == nil {
-		of, err := s.read(ctx, r.Key, true)
+		of, err := s.read(ctx, r.Key, &session.Options{})
 		if err != nil {
 			return nil, err
 		}

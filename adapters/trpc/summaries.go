@@ -161,7 +161,7 @@ func (s *Sessions) GetSessionSummaryText(ctx context.Context, of *session.Sessio
 	if key.CheckSessionKey() != nil {
 		return "", false
 	}
-	stored, err := s.read(ctx, key, false)
+	stored, err := s.read(ctx, key, nil)
 	if err != nil || stored == nil {
 		return "", false
 	}

@@ -1,0 +1,64 @@
+package trpc
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+
+	"trpc.group/trpc-go/trpc-agent-go/session"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// newest reads the nodes of a session that filter needs for the options: the last ones.
+func newest(ctx context.Context, h turnstone.Persistence, at head.Revision, parts map[string][]byte, o *session.Options) ([]turnstone.Node, error) {
+	values, err := readParts(parts)
+	if err != nil {
+		return nil, err
+	}
+	w := wanted{o: o, parts: parts, tracks: map[session.Track]int{}}
+	for name := range values[trackPart] {
+		w.tracks[session.Track(name)] = 0
+	}
+	return adapter.Newest(ctx, h, cmp.Or(at, turnstone.RevisionZero), w.enough)
+}
+
+// A wanted says when the events that options ask for were read, from the last one on.
+type wanted struct {
+	o            *session.Options
+	parts        map[string][]byte
+	events, user int                   // that were read, and those of the user among them
+	tracks       map[session.Track]int // of each track: events that were read
+}
+
+// enough reports whether nothing before a node is needed.
+func (w *wanted) enough(n *turnstone.Node) bool {
+	switch {
+	case n.Kind == trackKind:
+		var e struct{ Track session.Track }
+		if json.Unmarshal(n.Payload, &e) != nil {
+			return false // read says so.
+		}
+		w.tracks[e.Track]++
+	default:
+		if w.events++; n.Kind == "user" {
+			w.user++
+		}
+	}
+	o := w.o
+	if p := o.EventPage; p != nil { // Tracks are not cut into pages.
+		return len(w.tracks) == 0 && w.events >= p.Offset+p.Limit
+	}
+	before := !o.EventTime.IsZero() && adapter.Before(n, o.EventTime, w.parts)
+	if !before && (o.EventNum <= 0 || w.events < o.EventNum) || w.user == 0 { // What is left begins with the user, if possible.
+		return false
+	}
+	for _, events := range w.tracks {
+		if !before && (o.EventNum <= 0 || events < o.EventNum) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,142 @@
+package trpc_test
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"trpc.group/trpc-go/trpc-agent-go/event"
+	"trpc.group/trpc-go/trpc-agent-go/model"
+	"trpc.group/trpc-go/trpc-agent-go/session"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/trpc"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+// What is asked for of a session costs the same whatever its history.
+func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
+	const event = 1500   // bytes, about
+	const unsealed = 256 // commits that are not in a segment yet, at most; a segment has as many
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	e := &storetest.Counted{Engine: memory.New()}
+	store, err := turnstone.Open(ctx, e, &turnstone.Options{Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	s := trpc.NewSessions(store.Factory(), trpc.Options{})
+	reads := map[string][]session.Option{
+		"the last 10":          {session.WithEventNum(10)},
+		"since the last 5":     nil,
+		"a page of 10":         {session.WithGetSessionEventPage(5, 10)},
+		"no events in a list":  {session.WithListSessionOnlyMeta()},
+		"a list of the last 3": {session.WithEventNum(3)},
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{30, 300, 3000} {
+		key := session.Key{AppName: "app", UserID: fmt.Sprint("user", n), SessionID: "chat"}
+		of, err := s.CreateSession(ctx, key, session.StateMap{"k": []byte("v")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			now = now.Add(time.Hour)
+			role := model.RoleAssistant
+			if i%2 == 0 {
+				role = model.RoleUser
+			}
+			text := make([]byte, event/2)
+			for i := range text {
+				text[i] = byte(rng.Uint32())
+			}
+			said := say(i, role, hex.EncodeToString(text), nil)
+			said.Timestamp = now
+			if err := s.AppendEvent(ctx, of, said); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reads["since the last 5"] = []session.Option{session.WithEventTime(now.Add(-5 * time.Hour))}
+		for name, options := range reads {
+			e.Bytes.Store(0)
+			var events int
+			if name == "no events in a list" || name == "a list of the last 3" {
+				all, err := s.ListSessions(ctx, session.UserKey{AppName: "app", UserID: key.UserID}, options...)
+				if err != nil || len(all) != 1 {
+					t.Fatal(all, err)
+				}
+				events = len(all[0].Events)
+			} else {
+				got, err := s.GetSession(ctx, key, options...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				events = len(got.Events)
+			}
+			if events > 10 {
+				t.Errorf("%s: %d events", name, events)
+			}
+			if cost := e.Bytes.Load(); cost > 2*unsealed*event {
+				t.Errorf("%s of %d events reads %d bytes", name, n, cost)
+			}
+		}
+	}
+}
+
+// An event whose time is later than that of its commit is found by its time.
+func TestTR7_EventsOfALaterTimeAreFound(t *testing.T) {
+	store := storetest.Memory(t)
+	s := trpc.NewSessions(store, trpc.Options{})
+	key := session.Key{AppName: "app", UserID: "user", SessionID: "chat"}
+	of := must(s.CreateSession(ctx, key, nil))
+	later := time.Now().Add(100 * 24 * time.Hour)
+	for i, at := range []time.Time{time.Now(), later, time.Now(), time.Now()} {
+		e := say(i, model.RoleUser, "text", nil)
+		e.Timestamp = at
+		if err := s.AppendEvent(ctx, of, e); err != nil {
+			t.Fatal(err)
+		}
+		track := &session.TrackEvent{Track: "t", Payload: json.RawMessage(fmt.Sprint(i)), Timestamp: at}
+		if err := s.AppendTrackEvent(ctx, of, track); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := must(s.GetSession(ctx, key, session.WithEventTime(later.Add(-time.Hour))))
+	if len(got.Events) != 3 || got.Events[0].ID != "e1" || len(got.Tracks["t"].Events) != 1 {
+		t.Errorf("%+v %+v", got.Events, got.Tracks["t"])
+	}
+}
+
+// Of first runs at once all go on, with one session.
+func TestTR7_FirstRunsAtOnceGoOn(t *testing.T) {
+	store := storetest.Memory(t)
+	key := session.Key{AppName: "app", UserID: "user", SessionID: "chat"}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			s := trpc.NewSessions(store, trpc.Options{})
+			of, err := s.CreateSession(ctx, key, session.StateMap{fmt.Sprint(i): []byte("v")})
+			if err == nil && of.State[fmt.Sprint(i)] == nil {
+				t.Errorf("run %d has the state %q", i, of.State)
+			}
+			var e *event.Event
+			if err == nil {
+				e = say(i, model.RoleUser, "text", nil)
+				err = s.AppendEvent(ctx, of, e)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	got := must(trpc.NewSessions(store, trpc.Options{}).GetSession(ctx, key))
+	if len(got.Events) != 8 || len(got.State) != 8 {
+		t.Errorf("%d events, %d values", len(got.Events), len(got.State))
+	}
+}
