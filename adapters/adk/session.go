@@ -1,6 +1,7 @@
 package adk
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/adk/v2/session"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -62,18 +64,35 @@ func (s *Session) LastUpdateTime() time.Time {
 func (s *Session) Persistence() turnstone.Persistence { return s.handle }
 
 // load reads the session's own state, and events.
-func (s *Session) load(ctx context.Context, scope turnstone.Scope) error {
+func (s *Session) load(ctx context.Context, scope turnstone.Scope) (*turnstone.State, error) {
 	st, err := s.handle.Load(ctx, scope)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.revision, s.updated, s.own = st.Revision, st.Time, state{}
 	if part, ok := st.Contents[statePart]; ok { // else the session was not made by this package
 		if err := json.Unmarshal(part, &s.own); err != nil || s.own == nil {
-			return fmt.Errorf("adk: session %q: part %q is no state: %w", s.id, statePart, err)
+			return nil, fmt.Errorf("adk: session %q: part %q is no state: %w", s.id, statePart, err)
 		}
 	}
-	for _, n := range st.Nodes {
+	return st, s.add(st.Nodes)
+}
+
+// loadSince reads the events again, at least those from a time on. st is what load has returned.
+func (s *Session) loadSince(ctx context.Context, st *turnstone.State, since time.Time) error {
+	nodes, err := adapter.Newest(ctx, s.handle, cmp.Or(st.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
+		return adapter.Before(n, since, st.Contents)
+	})
+	if err != nil {
+		return err
+	}
+	s.events = nil
+	return s.add(nodes)
+}
+
+// add adds the events of nodes.
+func (s *Session) add(nodes []turnstone.Node) error {
+	for _, n := range nodes {
 		var e session.Event
 		if err := json.Unmarshal(n.Payload, &e); err != nil {
 			return fmt.Errorf("adk: session %q: node %s is no event: %w", s.id, n.ID, err)

@@ -87,11 +87,15 @@ func (s *Sessions) Get(ctx context.Context, r *session.GetRequest) (*session.Get
 	if err != nil {
 		return nil, err
 	}
-	scope := turnstone.Scope{Parts: []string{statePart}}
-	if r.After.IsZero() {
-		scope.Last = max(r.NumRecentEvents, 0)
+	scope := turnstone.Scope{Parts: []string{statePart, adapter.LatePart}, Last: max(r.NumRecentEvents, 0)}
+	if !r.After.IsZero() {
+		scope.Last = 1
 	}
-	if err := out.load(ctx, scope); err != nil {
+	st, err := out.load(ctx, scope)
+	if err == nil && !r.After.IsZero() {
+		err = out.loadSince(ctx, st, r.After)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if !r.After.IsZero() {
@@ -141,7 +145,7 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 		}
 		one, err := s.find(ctx, of[0], of[1], of[2])
 		if err == nil {
-			err = one.load(ctx, turnstone.Scope{Last: 1, Parts: []string{statePart}})
+			_, err = one.load(ctx, turnstone.Scope{Last: 1, Parts: []string{statePart}})
 		}
 		if adapter.Gone(err) {
 			continue
@@ -171,6 +175,32 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 		}
 	}
 	return nil
+}
+
+// Rewind makes an event the last one of a session, or leaves it without events if last is "". The session's own state is
+// what it was then; that of the user and the app stays. Rewind returns the session as it is then. What was appended
+// since stays in the store, where Session.Persistence leads to it, and sessions that were read before are stale. If the
+// session has no event of that id, the error matches turnstone.ErrNodeNotFound.
+func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) (*Session, error) {
+	out, err := s.find(ctx, of.AppName(), of.UserID(), of.ID())
+	if err != nil {
+		return nil, err
+	}
+	is := func(n *turnstone.Node) bool {
+		var e struct{ ID string }
+		return json.Unmarshal(n.Payload, &e) == nil && e.ID == last
+	}
+	if last == "" {
+		is = nil
+	}
+	if err := adapter.Rewind(ctx, out.handle, is); err != nil {
+		return nil, fmt.Errorf("adk: session %q: event %q: %w", out.id, last, err)
+	}
+	r, err := s.Get(ctx, &session.GetRequest{AppName: out.app, UserID: out.user, SessionID: out.id})
+	if err != nil {
+		return nil, err
+	}
+	return r.Session.(*Session), nil
 }
 
 // AppendEvent stores an event and its changes to the state of the session, the user and the app. It stores all of
@@ -209,6 +239,9 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		Expected: of.revision, Turn: e.ID, Usage: usage(e),
 		Nodes: []turnstone.NewNode{{Kind: kind(e), Payload: payload}},
 	}
+	if adapter.Late(e.Timestamp) {
+		c.Checkpoint = map[string][]byte{adapter.LatePart: nil}
+	}
 	own := of.own
 	if len(d.own) > 0 {
 		own = maps.Clone(own)
@@ -217,7 +250,10 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		if err != nil {
 			return fmt.Errorf("adk: the state: %w", err)
 		}
-		c.Checkpoint = map[string][]byte{statePart: part}
+		if c.Checkpoint == nil {
+			c.Checkpoint = map[string][]byte{}
+		}
+		c.Checkpoint[statePart] = part
 	}
 	result, err := s.commit(ctx, of, turnstone.SessionCommit{Session: of.handle, Commit: c}, d)
 	switch {

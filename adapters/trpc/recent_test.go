@@ -3,6 +3,7 @@ package trpc_test
 import (
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -138,5 +139,47 @@ func TestTR7_FirstRunsAtOnceGoOn(t *testing.T) {
 	got := must(trpc.NewSessions(store, trpc.Options{}).GetSession(ctx, key))
 	if len(got.Events) != 8 || len(got.State) != 8 {
 		t.Errorf("%d events, %d values", len(got.Events), len(got.State))
+	}
+}
+
+// A rewind takes the state of the session, its tracks and what was summarized along.
+func TestTR8_ARewindTakesTheStateAlong(t *testing.T) {
+	store := storetest.Memory(t)
+	s := trpc.NewSessions(store, trpc.Options{})
+	key := session.Key{AppName: "app", UserID: "user", SessionID: "chat"}
+	of := must(s.CreateSession(ctx, key, session.StateMap{"k": []byte("first")}))
+	shown := []string{shows(t, must(s.GetSession(ctx, key)))}
+	for i := range 4 {
+		e := say(i, model.RoleUser, fmt.Sprint(i), map[string][]byte{"k": []byte(fmt.Sprint(i)), fmt.Sprint("k", i): nil})
+		if err := s.AppendEvent(ctx, of, e); err != nil {
+			t.Fatal(err)
+		}
+		shown = append(shown, shows(t, must(s.GetSession(ctx, key))))
+		track := &session.TrackEvent{Track: session.Track(fmt.Sprint("t", i)), Payload: json.RawMessage("1"), Timestamp: e.Timestamp}
+		if err := s.AppendTrackEvent(ctx, of, track); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, to := range []int{2, 0, -1} {
+		last := ""
+		if to >= 0 {
+			last = fmt.Sprint("e", to)
+		}
+		got := must(s.Rewind(ctx, key, last))
+		if g := shows(t, got); g != shown[to+1] || g != shows(t, must(s.GetSession(ctx, key))) {
+			t.Errorf("after a rewind to %q: %s, want %s", last, g, shown[to+1])
+		}
+	}
+	if _, err := s.Rewind(ctx, key, "e2"); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Error(err)
+	}
+	if err := s.AppendEvent(ctx, of, say(9, model.RoleUser, "goes on", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if got := must(s.GetSession(ctx, key)); len(got.Events) != 1 || string(got.State["k"]) != "first" {
+		t.Errorf("%+v", got)
+	}
+	if _, err := s.Rewind(ctx, session.Key{AppName: "app", UserID: "user", SessionID: "none"}, ""); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
 	}
 }

@@ -1,7 +1,9 @@
 package adapter
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"slices"
 	"time"
 
@@ -39,4 +41,50 @@ func Newest(ctx context.Context, h turnstone.Persistence, at head.Revision, enou
 	}
 	slices.Reverse(nodes)
 	return nodes, nil
+}
+
+// Rewind makes a node the last one of the active path, and the checkpoint what it was after the commit that added the
+// node: what came since stays in the store, on a branch of its own. is reports whether a node is the one; without it,
+// the path is empty then, and the checkpoint what it was before the first node. The error matches
+// turnstone.ErrNodeNotFound if the path has no such node, turnstone.ErrRevisionPruned if the checkpoint of then is not
+// kept any more, and turnstone.ErrConflict if somebody else commits meanwhile.
+func Rewind(ctx context.Context, h turnstone.Persistence, is func(*turnstone.Node) bool) error {
+	st, err := h.Load(ctx, turnstone.Scope{Last: 1})
+	if err != nil {
+		return err
+	}
+	found := false
+	nodes, err := Newest(ctx, h, cmp.Or(st.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
+		found = is != nil && is(n)
+		return found
+	})
+	if err != nil {
+		return err
+	}
+	if !found && is != nil {
+		return turnstone.ErrNodeNotFound
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	last := &nodes[0]
+	c := turnstone.Commit{Expected: st.Revision, Turn: rand.Text(), Leaf: turnstone.RefTo(last.ID)}
+	at := last.Revision
+	if is == nil {
+		c.Leaf = turnstone.RefNone()
+		at = cmp.Or(last.Revision-1, turnstone.RevisionZero)
+	}
+	if last.Inherited {
+		return &turnstone.InvalidError{Where: "rewind", Reason: "the event is of the session that this one was forked from"}
+	}
+	if c.Checkpoint, err = h.Checkpoint(ctx, at); err != nil {
+		return err
+	}
+	for _, p := range st.Parts {
+		if _, kept := c.Checkpoint[p.Name]; !kept && p.Name != LatePart {
+			c.Drop = append(c.Drop, p.Name)
+		}
+	}
+	_, err = h.Commit(ctx, c)
+	return err
 }
