@@ -137,3 +137,79 @@ func TestSV7_ARequestTakesAnUploadOver(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An attachment can be kept by whoever has read it, and read in parts.
+func TestSV7_AnAttachmentHasATagAndRanges(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	content := strings.Repeat("0123456789", 20_000)
+	stored := h.ask("PUT", "/v1/attachment?session=s&upload=1", content)
+	var up struct{ Attachment struct{ ID string } }
+	if err := json.Unmarshal([]byte(stored.body), &up); err != nil {
+		t.Fatal(err)
+	}
+	path := "/v1/attachment?session=s&id=" + up.Attachment.ID
+	tag := `"` + up.Attachment.ID + `"`
+	whole := h.ask("GET", path, "")
+	if whole.status != 200 || whole.body != content || whole.header.Get("ETag") != tag || !strings.Contains(whole.header.Get("Cache-Control"), "immutable") || whole.header.Get("Content-Length") != "200000" {
+		t.Errorf("%d, %d bytes, %v", whole.status, len(whole.body), whole.header)
+	}
+	if head := h.ask("HEAD", path, ""); head.status != 200 || head.body != "" || head.header.Get("Content-Length") != "200000" {
+		t.Errorf("%+v", head)
+	}
+	for header, want := range map[string]int{tag: 304, `"x", ` + tag: 304, "W/" + tag: 304, "*": 304, `"x"`: 200} {
+		if a := h.ask("GET", path, "", "If-None-Match", header); a.status != want || want == 304 && a.body != "" {
+			t.Errorf("If-None-Match %s: %d", header, a.status)
+		}
+	}
+	for header, want := range map[string]string{
+		"bytes=0-0": "0", "bytes=5-14": "5678901234", "bytes=199995-": "56789", "bytes=199995-300000": "56789", "bytes=-3": "789", "bytes=-300000": content,
+		"bytes=0-199999": content, "bytes=0-1,3-4": content, "items=0-1": content, "bytes=5-4": content, "bytes=": content, "bytes=-": content, "bytes=99999999999999999999-": content,
+	} {
+		a := h.ask("GET", path, "", "Range", header)
+		if status := map[bool]int{true: 200, false: 206}[want == content]; a.status != status || a.body != want {
+			t.Errorf("%s: %d, %d bytes, %s", header, a.status, len(a.body), a.header.Get("Content-Range"))
+		}
+	}
+	if a := h.ask("GET", path, "", "Range", "bytes=5-14"); a.header.Get("Content-Range") != "bytes 5-14/200000" {
+		t.Errorf("%+v", a.header)
+	}
+	for _, header := range []string{"bytes=200000-", "bytes=-0"} {
+		if a := h.ask("GET", path, "", "Range", header); a.kind != "range" || a.header.Get("Content-Range") != "bytes */200000" {
+			t.Errorf("%s: %+v", header, a)
+		}
+	}
+	if a := h.ask("GET", path, "", "Range", "bytes=0-0", "If-Range", `"x"`); a.body != content {
+		t.Errorf("another one: %d bytes", len(a.body))
+	}
+	if a := h.ask("GET", path+"&offset=199999", ""); a.status != 200 || a.body != "9" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A route that is asked in a wrong way says what is right.
+func TestSV5_MethodsAndMediaTypesAreChecked(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	for route, allow := range map[string]string{"GET /v1/list": "POST", "POST /v1/watch": "GET", "POST /v1/attachment": "GET, PUT", "PATCH /v1/upload": "GET, DELETE", "POST /healthz": "GET", "DELETE /v1/": "GET"} {
+		method, path, _ := strings.Cut(route, " ")
+		if a := h.ask(method, path, ""); a.status != 405 || a.kind != "method" || a.header.Get("Allow") != allow {
+			t.Errorf("%s: %d %s, Allow %s", route, a.status, a.kind, a.header.Get("Allow"))
+		}
+	}
+	if a := h.ask("GET", "/v1/none", ""); a.status != 404 {
+		t.Errorf("%+v", a)
+	}
+	for _, c := range []struct {
+		header, value string
+		status        int
+	}{
+		{"Content-Type", "application/json; charset=utf-8", 200}, {"Content-Type", "application/x-www-form-urlencoded", 200}, {"Content-Type", "text/plain;charset=UTF-8", 200},
+		{"Content-Type", "application/vnd.turnstone", 200}, {"Content-Type", "multipart/form-data; boundary=x", 415}, {"Content-Type", "application/xml", 415}, {"Content-Type", "no type;", 415},
+		{"Content-Encoding", "gzip", 415}, {"Content-Encoding", "identity", 200},
+		{"Accept", "*/*", 200}, {"Accept", "text/html, application/json;q=0.5", 200}, {"Accept", "text/html", 406}, {"Accept", "application/json;q=0, image/png", 406},
+	} {
+		if a := h.ask("POST", "/v1/list", "{}", c.header, c.value); a.status != c.status {
+			t.Errorf("%s: %s: %d %s", c.header, c.value, a.status, a.kind)
+		}
+	}
+}

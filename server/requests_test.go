@@ -68,7 +68,7 @@ func TestSV1_AnIncarnationNamesTheSessionItself(t *testing.T) {
 	}
 	h.refuses("commit", `{"session":"s","incarnation":"`+first+`"}`, "session-deleted", 410)
 	h.post("commit", `{"session":"s"}`)
-	h.refuses("watch", `{}`, "no-operation", 404)
+	h.refuses("watch", `{}`, "method", 405)
 	if a := h.ask("GET", "/v1/watch?session=s&incarnation="+first, ""); a.kind != "session-deleted" {
 		t.Errorf("%+v", a)
 	}

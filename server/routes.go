@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/wire"
@@ -33,7 +34,9 @@ var plainRoutes = []plainRoute{
 // routes returns the handler of all routes.
 func (s *Server) routes() *http.ServeMux {
 	m := http.NewServeMux()
+	methods := map[string][]string{} // by path
 	for _, o := range operations {
+		methods["/v1/"+o.name] = []string{http.MethodPost}
 		m.Handle("POST /v1/"+o.name, s.handle(o.name, o.scope, s.enter, checked(nil, o.handle)))
 	}
 	for _, r := range streams {
@@ -41,9 +44,11 @@ func (s *Server) routes() *http.ServeMux {
 		if r.watch {
 			enter = s.enterWatch
 		}
+		methods[r.path] = append(methods[r.path], r.method)
 		m.Handle(r.method+" "+r.path, s.handle(r.name, r.scope, enter, checked(r.query, r.handle)))
 	}
 	for _, p := range plainRoutes {
+		methods[strings.TrimSuffix(p.path, "{$}")] = []string{http.MethodGet}
 		m.HandleFunc("GET "+p.path, func(w http.ResponseWriter, r *http.Request) {
 			var err error
 			if p.scope != "" { // It tells of all namespaces.
@@ -58,7 +63,12 @@ func (s *Server) routes() *http.ServeMux {
 		})
 	}
 	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w.(*answer), r, fmt.Errorf("%w: %s %q", wire.ErrRoute, r.Method, r.URL.Path))
+		err := fmt.Errorf("%w: %s %q", wire.ErrRoute, r.Method, r.URL.Path)
+		if allowed := methods[r.URL.Path]; allowed != nil {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			err = fmt.Errorf("%w: %s %q: want %s", wire.ErrMethod, r.Method, r.URL.Path, strings.Join(allowed, " or "))
+		}
+		s.fail(w.(*answer), r, err)
 	})
 	return m
 }

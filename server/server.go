@@ -288,6 +288,9 @@ func (s *Server) serve(r *request, enter admission, f func(*Server, *request) er
 	if err != nil {
 		return err
 	}
+	if err := checkMedia(r.Request); err != nil {
+		return err
+	}
 	r.party = party{bearer(r.Request), namespace}
 	leave, err := enter(r.Context(), r.party)
 	if err != nil {

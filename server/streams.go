@@ -3,12 +3,15 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -302,26 +305,76 @@ func (s *Server) readAttachment(r *request) error {
 	if err != nil {
 		return err
 	}
-	r.w.Header().Set("Content-Type", "application/octet-stream")
-	n, err := session.ReadAttachment(r.Context(), writerFunc(func(b []byte) (int, error) {
-		whole := len(b)
-		passed := min(int64(whole), skip)
-		skip -= passed
-		if b = b[passed:]; len(b) > 0 {
-			if _, err := r.w.Write(b); err != nil {
+	is, err := session.Attachment(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	tag, size := `"`+id.String()+`"`, is.Size
+	part, ok := spanOf(r.Request, tag, size)
+	h := r.w.Header()
+	switch {
+	case skip > size:
+		return fmt.Errorf("%w: offset %d of an attachment of %d bytes", wire.ErrRequest, skip, size)
+	case skip > 0:
+		part = span{skip, size, size}
+	case !ok:
+		h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+		return fmt.Errorf("%w: the attachment has %d bytes", wire.ErrRange, size)
+	}
+	h.Set("ETag", tag)
+	h.Set("Cache-Control", "private, max-age=31536000, immutable") // The id is the hash of the content.
+	h.Set("Accept-Ranges", "bytes")
+	if matchesTag(r.Header.Get("If-None-Match"), tag) {
+		r.w.WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Length", strconv.FormatInt(part.to-part.from, 10))
+	if skip == 0 && !part.whole() {
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.from, part.to-1, size))
+		r.w.WriteHeader(http.StatusPartialContent)
+	}
+	at := int64(0)
+	var last []byte // of the attachment: it is sent when the hash of the whole matches
+	_, err = session.ReadAttachment(r.Context(), writerFunc(func(b []byte) (int, error) {
+		from, to := max(part.from-at, 0), min(part.to-at, int64(len(b)))
+		if at += int64(len(b)); from < to && at == size {
+			to--
+			last = []byte{b[to]}
+		}
+		if from < to {
+			if _, err := r.w.Write(b[from:to]); err != nil {
 				return 0, err
 			}
 		}
-		return whole, nil
+		if at >= part.to && part.to < size {
+			return 0, errSent
+		}
+		return len(b), nil
 	}), id)
-	if err != nil {
-		r.w.Header().Del("Content-Type")
+	if err != nil && !errors.Is(err, errSent) {
+		if r.w.status == 0 {
+			for _, name := range []string{"ETag", "Cache-Control", "Accept-Ranges", "Content-Type", "Content-Length"} {
+				h.Del(name)
+			}
+		}
 		return err // If a part was sent, the answer is cut off.
 	}
-	if skip > 0 {
-		return fmt.Errorf("%w: offset %d of an attachment of %d bytes", wire.ErrRequest, skip+n, n)
-	}
+	_, _ = r.w.Write(last) // If the caller is gone, nobody reads it.
 	return nil
+}
+
+// errSent ends a read of which the rest is not asked for.
+var errSent = errors.New("server: sent")
+
+// matchesTag reports whether a header with tags has one.
+func matchesTag(header, tag string) bool {
+	for _, t := range strings.Split(header, ",") {
+		if t = strings.TrimPrefix(strings.TrimSpace(t), "W/"); t == tag || t == "*" {
+			return true
+		}
+	}
+	return false
 }
 
 // number reads a number in a query, which is not below least.

@@ -17,6 +17,14 @@ var (
 	ErrRequest = errors.New("server: malformed request")
 	// ErrRoute means that the server has no such operation.
 	ErrRoute = errors.New("server: no such operation")
+	// ErrMethod means that the route is there, and is asked in another way.
+	ErrMethod = errors.New("server: method not allowed")
+	// ErrMedia means that the body is of a type, or in an encoding, that the server does not read.
+	ErrMedia = errors.New("server: unsupported media type")
+	// ErrAccept means that the caller takes nothing that the server sends.
+	ErrAccept = errors.New("server: not acceptable")
+	// ErrRange means that an attachment does not have the part that is asked for.
+	ErrRange = errors.New("server: range not satisfiable")
 	// ErrToken means that the token is unknown, or missing.
 	ErrToken = errors.New("server: unknown token")
 	// ErrScope means that the token does not allow the request.
@@ -42,6 +50,10 @@ var kinds = append(turnstone.ErrorKinds(), []turnstone.ErrorKind{
 	{Name: "malformed", Status: http.StatusBadRequest, Class: "Invalid", Err: ErrDocument},
 	{Name: "request", Status: http.StatusBadRequest, Class: "Invalid", Err: ErrRequest},
 	{Name: "no-operation", Status: http.StatusNotFound, Err: ErrRoute},
+	{Name: "method", Status: http.StatusMethodNotAllowed, Err: ErrMethod},
+	{Name: "media-type", Status: http.StatusUnsupportedMediaType, Class: "Invalid", Err: ErrMedia},
+	{Name: "not-acceptable", Status: http.StatusNotAcceptable, Class: "Invalid", Err: ErrAccept},
+	{Name: "range", Status: http.StatusRequestedRangeNotSatisfiable, Class: "Invalid", Err: ErrRange},
 	{Name: "token", Status: http.StatusUnauthorized, Class: "Unauthorized", Err: ErrToken},
 	{Name: "scope", Status: http.StatusForbidden, Class: "Unauthorized", Err: ErrScope},
 	{Name: "too-large", Status: http.StatusRequestEntityTooLarge, Class: "Invalid", Err: ErrTooLarge},

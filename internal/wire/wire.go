@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -192,7 +193,8 @@ func (r *Reader) Read(message any) error {
 }
 
 // Decode reads a request into a message. body has to be exactly one document. The message shares the memory of body.
-// The error matches ErrDocument if body has a field that the message does not have, or text that is no UTF-8. It is
+// The error matches ErrDocument if body has a field that the message does not have in just this case, or twice, or text
+// that is no UTF-8. It is
 // io.EOF if there is no document, and io.ErrUnexpectedEOF if the document is cut off. Before anything is decoded, charge
 // is called with about how many bytes the message will take beyond those of body; its error ends Decode.
 func Decode(body []byte, message any, charge func(int64) error) error {
@@ -212,6 +214,9 @@ func Decode(body []byte, message any, charge func(int64) error) error {
 	}
 	if err := object(line, message, true); err != nil {
 		return err
+	}
+	if err := checkNames(line, reflect.TypeOf(message)); err != nil {
+		return fmt.Errorf("%w: %w", ErrDocument, err)
 	}
 	follow, err := following(message)
 	switch {

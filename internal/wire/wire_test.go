@@ -134,5 +134,30 @@ func TestSV8_ALineHasALimit(t *testing.T) {
 	}
 }
 
+// A name in another case, or twice, is refused, wherever it is; names of labels are the caller's.
+func TestSV5_NamesAreThoseOfTheSchemaAndThereOnce(t *testing.T) {
+	for text, good := range map[string]bool{
+		`{"session":"s","labels":{"a":"1","A":"2"},"nodes":[{"kind":"u","payload":"x"}]}`: true,
+		`{"session":"s","Expected":1}`:                                false,
+		`{"session":"s","expected":1,"expected":1}`:                   false,
+		`{"session":"s","nodes":[{"kind":"u","Payload":"x"}]}`:        false,
+		`{"session":"s","nodes":[{"kind":"u","kind":"v"}]}`:           false,
+		`{"session":"s","labels":{"a":"1","a":"2"}}`:                  false,
+		`{"session":"s","records":[{"key":"k","VALUE":"v"}]}`:         false,
+		`{"session":"s","usage":[{"model":"m","input":1}]}`:           true,
+		`{"session":"s","usage":[{"model":"m","Input":1}]}`:           false,
+		`{"session":"s","nodes":[{"kind":"u","payload":"x","no":1}]}`: false,
+	} {
+		var m struct {
+			wire.Follow
+			wire.Target
+			wire.Commit
+		}
+		if err := wire.Decode([]byte(text), &m, free); (err == nil) != good || err != nil && !errors.Is(err, wire.ErrDocument) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // free charges nothing.
 func free(int64) error { return nil }
