@@ -203,10 +203,19 @@ func TestSV5_MethodsAndMediaTypesAreChecked(t *testing.T) {
 		header, value string
 		status        int
 	}{
-		{"Content-Type", "application/json; charset=utf-8", 200}, {"Content-Type", "application/x-www-form-urlencoded", 200}, {"Content-Type", "text/plain;charset=UTF-8", 200},
-		{"Content-Type", "application/vnd.turnstone", 200}, {"Content-Type", "multipart/form-data; boundary=x", 415}, {"Content-Type", "application/xml", 415}, {"Content-Type", "no type;", 415},
-		{"Content-Encoding", "gzip", 415}, {"Content-Encoding", "identity", 200},
-		{"Accept", "*/*", 200}, {"Accept", "text/html, application/json;q=0.5", 200}, {"Accept", "text/html", 406}, {"Accept", "application/json;q=0, image/png", 406},
+		{"Content-Type", "application/json; charset=utf-8", 200},
+		{"Content-Type", "application/x-www-form-urlencoded", 200},
+		{"Content-Type", "text/plain;charset=UTF-8", 200},
+		{"Content-Type", "application/vnd.turnstone", 200},
+		{"Content-Type", "multipart/form-data; boundary=x", 415},
+		{"Content-Type", "application/xml", 415},
+		{"Content-Type", "no type;", 415},
+		{"Content-Encoding", "gzip", 415},
+		{"Content-Encoding", "identity", 200},
+		{"Accept", "*/*", 200},
+		{"Accept", "text/html, application/json;q=0.5", 200},
+		{"Accept", "text/html", 406},
+		{"Accept", "application/json;q=0, image/png", 406},
 	} {
 		if a := h.ask("POST", "/v1/list", "{}", c.header, c.value); a.status != c.status {
 			t.Errorf("%s: %s: %d %s", c.header, c.value, a.status, a.kind)

@@ -147,11 +147,17 @@ func (s schemas) stream(r *streamRoute) object {
 	}
 	out := object{"operationId": r.name, "summary": r.summary, "description": "Needs scope " + string(r.scope) + ".", "parameters": params}
 	ok := object{"description": "The answer."}
+	if event := map[string]string{"watch": "commit", "changes": "change", "watch-records": "records"}[r.name]; event != "" {
+		ok["description"] = "Events of the name `" + event + "`, and at the end, if it fails, one of the name `problem`, whose data are a problem."
+		s.of(reflect.TypeFor[wire.Error]())
+	}
 	switch r.name {
 	case "watch":
 		ok["content"] = object{"text/event-stream": object{"schema": s.of(reflect.TypeFor[turnstone.LogEntry]())}}
 	case "changes":
 		ok["content"] = object{"text/event-stream": object{"schema": s.of(reflect.TypeFor[turnstone.Change]())}}
+	case "watch-records":
+		ok["content"] = object{"text/event-stream": object{"schema": s.of(reflect.TypeFor[turnstone.RecordUpdate]())}}
 	case "read-attachment":
 		ok["content"] = object{"application/octet-stream": object{}}
 	case "end-upload":
@@ -182,10 +188,22 @@ var plain = map[reflect.Type]object{
 	reflect.TypeFor[head.Retention](): {
 		"description": "How many of the latest revisions can be read as they were.", "oneOf": []object{{"type": "integer", "minimum": 0}, {"const": "all"}},
 	},
+	reflect.TypeFor[[]byte](): {"type": []string{"string", "null"}, "contentEncoding": "base64"},
+	reflect.TypeFor[turnstone.ChangeKind](): {"type": "string", "enum": []turnstone.ChangeKind{
+		turnstone.ChangeCreated, turnstone.ChangeCommitted, turnstone.ChangeSaved, turnstone.ChangeTombstoned, turnstone.ChangeRenamed, turnstone.ChangeDeleted, turnstone.ChangeRecord,
+	}},
+	reflect.TypeFor[turnstone.RecordVersion](): {"type": "string", "description": "The version of a record: 32 hexadecimal digits, or `none` if there is none."},
 	reflect.TypeFor[turnstone.Ref](): {
 		"description": "A node: its id, the index of a new one, or none. Without it, the default.",
 		"oneOf":       []object{{"type": "string"}, {"type": "integer", "minimum": 0}, {"const": "none"}, {"type": "null"}},
 	},
+}
+
+// fields are those whose values are some texts.
+var fields = map[string]object{
+	"action":   {"type": "string", "enum": slices.Sorted(maps.Keys(wire.Actions)), "description": "What becomes of the record. Without it, it is set."},
+	"children": {"type": "string", "enum": slices.Sorted(maps.Keys(wire.Policies)), "description": "What becomes of the sessions that were forked from it. Without it, they are kept."},
+	"expect":   {"type": "string", "description": "The version that the record has to have: 32 hexadecimal digits, or `none` if there must be none. Without it, any."},
 }
 
 // of returns the schema of a type.
@@ -227,6 +245,9 @@ func (s schemas) structure(t reflect.Type) object {
 			continue
 		}
 		properties[name] = s.of(f.Type)
+		if of, some := fields[name]; some {
+			properties[name] = of
+		}
 		if options == "" {
 			required = append(required, name)
 		}

@@ -1,13 +1,21 @@
+import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+import referencing
+import referencing.jsonschema
 
 import private_postgres
 import turnstonedb
+from turnstonedb import _http
+from turnstonedb._wire import Decoder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,6 +26,32 @@ def command() -> None:
     out = Path(tempfile.mkdtemp()) / "turnstone"
     subprocess.run(["go", "build", "-o", str(out), "./cmd/turnstone"], cwd=Path(__file__).parents[2], check=True)
     os.environ["TURNSTONE_COMMAND"] = str(out)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def schema() -> Iterator[None]:
+    """Checks each answer that a test gets against the OpenAPI document."""
+    doc = json.loads((Path(__file__).parents[2] / "server" / "openapi.json").read_text())
+    registry: Any = referencing.Registry().with_resource("urn:openapi", referencing.jsonschema.DRAFT202012.create_resource(doc))
+    validators = {}
+    for path, methods in doc["paths"].items():
+        if content := (methods.get("post") or methods.get("get", {})).get("responses", {}).get("200", {}).get("content", {}):
+            schema = next(iter(content.values())).get("schema", {})
+            if "$ref" not in schema:
+                continue  # It is no document.
+            ref = {"$ref": "urn:openapi" + schema["$ref"]}
+            validators[path.removeprefix("/v1/")] = jsonschema.Draft202012Validator(ref, registry=registry)
+    read = _http.read
+
+    def checked(call: Any, content: bytes) -> Any:
+        with suppress(ValueError):
+            for d in Decoder().feed(content + b"\n"):
+                validators[call.name].validate(d.value)
+        return read(call, content)
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(_http, "read", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

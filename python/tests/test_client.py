@@ -1,5 +1,6 @@
 import asyncio
 import io
+import json
 import os
 import signal
 import subprocess
@@ -273,7 +274,10 @@ def test_what_takes_long_tells_of_its_progress(db: turnstonedb.Client) -> None:
             ):
                 self.send_header(header, value)
             told = [b'{"progress":{"phase":"sessions",', b'"done":0}}\n\n', b'{"progress":{"phase":"sessions","done":10}}\n']
-            pieces = [b"{}"] if name == "list" else [*told, b'{"report":{"deleted":1}}\n', b'{"end":true}\n']
+            counts = ("sessions", "commits", "roots", "retained", "candidates", "condemned", "revived", "bytes", "expired", "nanoseconds")
+            report = {**dict.fromkeys(counts, 0), "deleted": 1, "repaired": False}
+            done = json.dumps({"report": report}).encode() + b"\n"
+            pieces = [b'{"sessions":[]}'] if name == "list" else [*told, done, b'{"end":true}\n']
             self.send_header("Content-Length", str(sum(map(len, pieces))))
             self.end_headers()
             for piece in pieces:
@@ -445,3 +449,17 @@ turnstonedb.AsyncClient
 assert "httpx" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_refs_lead_to_checkpoints(db: turnstonedb.Client) -> None:
+    s, _ = db.create("s")
+    for text in (b"one", b"two"):
+        s.commit(checkpoint={"p": text}, expected="any")
+    versions = s.change_records(
+        turnstonedb.RecordChange.set("r/1", b'{"revision":1,"beside":"w/"}'),
+        turnstonedb.RecordChange.set("r/2", b'{"revision":2}'),
+        turnstonedb.RecordChange.set("w/a", b"x"),
+    )
+    first, second = s.refs([("r/1", "none"), ("gone", "none"), ("r/2", versions[1])])
+    assert (first.record.version, first.parts, [r.key for r in first.beside]) == (versions[0], {"p": b"one"}, ["w/a"])
+    assert (second.record.key, second.parts, second.beside) == ("r/2", None, [])

@@ -434,7 +434,7 @@ class Session:
         """Returns the records of some keys whose values are JSON objects with a revision, each with the checkpoint of that, and the records whose keys begin with
         what the object has in "beside". After a key comes the version of the record whose parts the caller has, which are left out, or "none". Those that are
         gone are left out, too."""
-        return self._run(_calls.refs(self._target, wanted))
+        return self.client._run(_calls.refs(self._target, wanted))
 
     def record(self, key: str) -> Record | None:
         """Returns the record of a key, or None."""
