@@ -143,7 +143,7 @@ type ask struct {
 	query        url.Values
 	body         [][]byte
 	id           string // of a write: the server remembers the write by it
-	anywhere     bool   // of a write: any server may make it again, because it has turn ids
+	anywhere     bool   // of a write: any server may make it again, because commits have turn ids, or that of the request
 	base         string // of a write: makes the server remember the body, see wire.HeaderBase
 	begun        string // of a write whose answer was cut off: the server that is at it
 	bad          error  // why it can't be made

@@ -27,11 +27,13 @@ type base struct {
 // commit makes a commit. If it is large, it is sent as its difference from the last one of the session, and whole if
 // the server does not have that one any more.
 func (c *Client) commit(ctx context.Context, in *wire.CommitRequest) (*turnstone.Result, error) {
+	// The id of the request would do, but a commit that is sent whole after its difference was refused has another one.
+	in.Turn = cmp.Or(in.Turn, wire.RequestTurn+rand.Text())
 	pieces, err := wire.Encode(in)
 	if err != nil {
 		return nil, err
 	}
-	whole := &ask{method: "POST", path: "/v1/commit", body: pieces, id: rand.Text(), anywhere: in.Turn != ""}
+	whole := &ask{method: "POST", path: "/v1/commit", body: pieces, id: rand.Text(), anywhere: true}
 	size := 0
 	for _, p := range pieces {
 		size += len(p)

@@ -154,8 +154,8 @@ func TestSV11_ACommitIsSentAsItsDifference(t *testing.T) {
 	}
 	holds(t, s, n)
 	holds(t, other, n)
-	// The first four have less than 8 KiB, and the next one is whole.
-	if f.bases.Load() != 2*(n-5) || f.bytes.Load() > 2*(n*3000+30_000) {
+	// The first three have less than 8 KiB, and the next one is whole.
+	if f.bases.Load() != 2*(n-4) || f.bytes.Load() > 2*(n*3000+30_000) {
 		t.Errorf("%d commits were sent as differences, and %d bytes", f.bases.Load(), f.bytes.Load())
 	}
 	if err := cl.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
@@ -238,12 +238,11 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 		if _, err := commit("", nil); err != nil || f.bases.Load() != bases+1 {
 			t.Errorf("then: %v", err)
 		}
-		if turn == "" {
-			if _, err := commit("", restarted); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
-				t.Errorf("lost, and the server restarted: %v", err)
-			}
-		} else if r, err := commit("restarted", restarted); err != nil || !r.Replayed {
-			t.Errorf("lost, and the server restarted, of a turn: %+v, %v", r, err)
+		if turn != "" {
+			turn = "restarted"
+		}
+		if r, err := commit(turn, restarted); err != nil || !r.Replayed {
+			t.Errorf("lost, and the server restarted, of turn %q: %+v, %v", turn, r, err)
 		}
 	}
 	if _, err := commit("", nil); err != nil {

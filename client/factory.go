@@ -37,7 +37,7 @@ func (c *Client) Session(ctx context.Context, id string) (turnstone.Persistence,
 // CommitAll implements turnstone.Factory.
 func (c *Client) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
 	in := &wire.CommitAll{Commits: make([]wire.SessionCommit, len(commits))}
-	turns := false // If one commit has a turn id, all that make a turn have one.
+	made := false // Commits have turn ids, or that of the request.
 	for i := range commits {
 		m := wire.SessionCommit{Create: commits[i].Create, RecordsOnly: commits[i].RecordsOnly, Commit: wire.CommitOf(&commits[i].Commit)}
 		if s, ok := commits[i].Session.(*session); ok && s != nil && s.c == c {
@@ -53,10 +53,10 @@ func (c *Client) CommitAll(ctx context.Context, commits ...turnstone.SessionComm
 			}
 			m.Create = &r
 		}
-		turns = turns || commits[i].Turn != ""
+		made = made || !commits[i].RecordsOnly
 		in.Commits[i] = m
 	}
-	out, err := write[wire.Results](ctx, c, "commit-all", in, turns)
+	out, err := write[wire.Results](ctx, c, "commit-all", in, made)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"reflect"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/wire"
@@ -26,6 +28,24 @@ type call[In any] struct {
 	*space
 	in      *In
 	session *turnstone.Session // the session that the field in names, or nil if it names none
+	request string             // of a write: the id that its caller gave it, or nothing
+}
+
+// turn returns the turn id of a commit that has none. It is made of the request's id, so it stands with the commit:
+// whichever server gets the request again, after a restart or behind a balancer, the commit is made once.
+func (c *call[In]) turn() string {
+	if c.request == "" || !utf8.ValidString(c.request) {
+		return ""
+	}
+	return wire.RequestTurn + c.request
+}
+
+// withoutRequest returns an entry without a turn id that its caller did not give.
+func withoutRequest(e turnstone.LogEntry) turnstone.LogEntry {
+	if strings.HasPrefix(e.Turn, wire.RequestTurn) {
+		e.Turn = ""
+	}
+	return e
 }
 
 // called returns the call that a message asks for.
@@ -148,5 +168,8 @@ func decoded[In any](ctx context.Context, s *Server, r *request, b *body) (c cal
 	if err := decode(ctx, b, in); err != nil {
 		return c, err
 	}
-	return called(ctx, r.space, in)
+	if c, err = called(ctx, r.space, in); err == nil && r.write != nil {
+		c.request = r.write.id.id
+	}
+	return c, err
 }

@@ -114,6 +114,7 @@ var operations = []operation{
 	several("log", "Reads the commits after a revision, up to the head.", func(ctx context.Context, c call[wire.After], send sender) error {
 		for e, err := range c.session.Log(ctx, c.in.After) {
 			if err == nil {
+				e = withoutRequest(e)
 				err = send(&wire.Item{Entry: &e})
 			}
 			if err != nil {
@@ -151,13 +152,19 @@ var operations = []operation{
 		return &wire.Created{Info: i, New: created}, nil
 	}),
 	write("commit", "Stores one turn, whole or not at all.", Write, func(ctx context.Context, c call[wire.CommitRequest]) (*turnstone.Result, error) {
-		return pointer(c.session.Commit(ctx, c.in.Commit.Public()))
+		in := c.in.Commit.Public()
+		in.Turn = cmp.Or(in.Turn, c.turn())
+		return pointer(c.session.Commit(ctx, in))
 	}),
 	write("commit-all", "Stores a turn in each of several sessions, all or none.", Write, func(ctx context.Context, c call[wire.CommitAll]) (*wire.Results, error) {
 		commits := make([]turnstone.SessionCommit, len(c.in.Commits))
+		turns := slices.ContainsFunc(c.in.Commits, func(m wire.SessionCommit) bool { return m.Turn != "" })
 		for i := range c.in.Commits {
 			m := &c.in.Commits[i]
 			commits[i] = turnstone.SessionCommit{Create: m.Create, RecordsOnly: m.RecordsOnly, Commit: m.Commit.Public()}
+			if !turns && !m.RecordsOnly {
+				commits[i].Turn = c.turn()
+			}
 			if t, named := m.Named(); named {
 				s, err := c.find(ctx, t)
 				if err != nil {

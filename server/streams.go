@@ -177,7 +177,16 @@ func (s *Server) watch(r *request) error {
 	if err != nil {
 		return err
 	}
-	return events(s, r, "commit", func(ctx context.Context) iter.Seq2[turnstone.LogEntry, error] { return session.Watch(ctx, from) },
+	entries := func(ctx context.Context) iter.Seq2[turnstone.LogEntry, error] {
+		return func(yield func(turnstone.LogEntry, error) bool) {
+			for e, err := range session.Watch(ctx, from) {
+				if !yield(withoutRequest(e), err) {
+					return
+				}
+			}
+		}
+	}
+	return events(s, r, "commit", entries,
 		func(e turnstone.LogEntry) string { return strconv.FormatUint(uint64(e.Revision), 10) })
 }
 

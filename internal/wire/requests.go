@@ -213,6 +213,10 @@ type (
 	Seal struct{ Some }
 )
 
+// RequestTurn is what the turn ids of commits begin with whose callers gave none: the id of the request, or a random
+// text, follows. The logs that a server sends leave them out.
+const RequestTurn = "turnstone/request/"
+
 // Policies are the values of Delete.Children.
 var Policies = map[string]turnstone.ChildPolicy{
 	"keep": turnstone.KeepChildren, "refuse": turnstone.RefuseChildren, "cascade": turnstone.CascadeChildren,

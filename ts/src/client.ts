@@ -152,7 +152,7 @@ export class Client {
 
 	/** Stores a turn in each of several sessions, all or none. */
 	async commitAll(commits: SessionCommit[]): Promise<Result[]> {
-		const anywhere = commits.some((c) => !c.recordsOnly && c.turn); // Then all of them have one, but for those of records.
+		const anywhere = commits.some((c) => !c.recordsOnly); // A commit has a turn id, or that of the request.
 		const sent = commits.map(({ session, create, recordsOnly, ...commit }) => {
 			if (session && session.client !== this) {
 				throw new InvalidError(`session ${JSON.stringify(session.id)} is of another client`, { type: "#invalid", matches: ["invalid"] });
@@ -323,7 +323,7 @@ export class Session {
 
 	/** Stores one turn, whole or not at all. */
 	async commit(commit: Commit): Promise<Result> {
-		return (await this.#one("commit", wireCommit(commit), write(Boolean(commit.turn)))).value;
+		return (await this.#one("commit", wireCommit(commit), write(true))).value;
 	}
 
 	/** Returns the record of a key, or undefined. */

@@ -48,7 +48,7 @@ class Call(Generic[T]):
     read: Callable[[list[Document]], T]
     several: bool = False  # the answer is several documents
     id: str = ""  # of a write: the server remembers the write by it
-    anywhere: bool = False  # of a write: any server may make it again, because it has a turn id
+    anywhere: bool = False  # of a write: any server may make it again, because it has a turn id, or that of the request
     session: str = ""  # of a commit: it may be sent as its difference from the last one of the session
     progress: Progress | None = None  # is called while the answer comes
 
@@ -100,7 +100,9 @@ def list_sessions(after: str, limit: int, parent: str, group: str, labels: Mappi
 
 
 def commit(target: Object, c: Commit) -> Call[Result]:
-    return Call("commit", {**target, **c._wire()}, _one(Result._of), False, secrets.token_hex(16), bool(c.turn), target["session"])
+    # The id of the request would do, but a commit that is sent whole after its difference was refused has another one.
+    turn = c.turn or "turnstone/request/" + secrets.token_hex(16)
+    return Call("commit", {**target, **c._wire(), "turn": turn}, _one(Result._of), False, secrets.token_hex(16), True, target["session"])
 
 
 def save(id: str, messages: Sequence[Message], state: Mapping[str, bytes | str] | None, meta: Object, empty: Sequence[str], new: Object,
@@ -126,8 +128,8 @@ def link_attachment(target: Object, source: str, id: str) -> Call[Attachment]:
 
 
 def commit_all(commits: Sequence[Object]) -> Call[list[Result]]:
-    turns = all(c.get("turn") or c.get("recordsOnly") for c in commits) and any(c.get("turn") for c in commits)
-    return _write("commit-all", {"commits": list(commits)}, _one(lambda o: [Result._of(r) for r in o.get("results") or ()]), turns)
+    made = not all(c.get("recordsOnly") for c in commits)  # A commit has a turn id, or that of the request.
+    return _write("commit-all", {"commits": list(commits)}, _one(lambda o: [Result._of(r) for r in o.get("results") or ()]), made)
 
 
 def session_commit(target: Object, create: Object | None, commit: Commit, records_only: bool) -> Object:
