@@ -10,7 +10,7 @@
 //
 // A call whose answer is lost is made again for a while. The client gives every write an id. The server remembers these
 // ids, and so makes no write twice. If the server was restarted meanwhile, nobody knows whether it made the write: a
-// commit with a turn id is made again all the same, and any other write fails with an error that matches
+// commit is made again all the same, and once, and any other write fails with an error that matches
 // turnstone.ErrOutcomeUnknown.
 package client
 
