@@ -25,7 +25,7 @@ type Change struct {
 	To          string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
 	Record      string        `json:"record,omitempty"`  // of ChangeRecord: its key; Session.Records tells what stands there now
 	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are
-	// each a nanosecond later than the one before.
+	// each a nanosecond later than the one before; of a record, it is that of the clock of who changed it.
 	Time   time.Time `json:"time"`
 	Cursor Cursor    `json:"cursor"` // of this change, to go on after it
 }

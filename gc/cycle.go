@@ -48,6 +48,9 @@ type cycle struct {
 	// only has, for a collection of one session, the candidates that this session's
 	// changes have made. Nil stands for all candidates.
 	only map[keys.Hash]bool
+	// busy has the sessions that changed again and again, so that the index was not brought up to date with all of
+	// what has ended in them.
+	busy map[head.Incarnation]bool
 	// again has deleted sessions that a fork no longer holds. The cycle has to look at them
 	// once more.
 	again map[head.Incarnation]bool
@@ -126,7 +129,7 @@ func (s cycleState) after(b *batch) cycleState {
 // begin starts a cycle. It waits for a cycle that is at work, until that one ends or has
 // not changed its record for as long as patience.
 func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Pass, patience time.Duration) (*cycle, error) {
-	cy := &cycle{Pass: o, engine: e, space: c.space, blobs: blobs, key: c.space.Cycle(), patience: patience, again: map[head.Incarnation]bool{}}
+	cy := &cycle{Pass: o, engine: e, space: c.space, blobs: blobs, key: c.space.Cycle(), patience: patience, again: map[head.Incarnation]bool{}, busy: map[head.Incarnation]bool{}}
 	cy.store.Key = c.space.Store()
 	var other rival
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {

@@ -115,6 +115,7 @@ func (cy *cycle) update(ctx context.Context, inc head.Incarnation, before int) e
 		}
 	}
 	if before >= maxAttempts {
+		cy.busy[inc] = true
 		return nil
 	}
 	detached, err := cy.detached(ctx, v)

@@ -288,7 +288,9 @@ func TestG7_ACollectionOfABusySessionEnds(t *testing.T) {
 	if r.Commits < 20 || r.Commits > 2*commits+10 {
 		t.Errorf("%d commits were read while %d were made", r.Commits, commits)
 	}
-	vacuumed(t, busy)
+	if r := vacuumed(t, busy); len(r.Unfinished) != 1 || r.Unfinished[0] != "s" {
+		t.Errorf("unfinished: %q", r.Unfinished)
+	}
 	if holds(e, freed[:100]) || !holds(e, kept[:100]) {
 		t.Errorf("what nothing refers to is there: %v, what something refers to: %v", holds(e, freed[:100]), holds(e, kept[:100]))
 	}

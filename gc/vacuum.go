@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -46,6 +47,11 @@ func (c *Collector) Vacuum(ctx context.Context, o Pass) (*VacuumReport, []head.I
 	}
 	cy.Duration = c.now().Sub(cy.began)
 	v.out.Report = cy.Report
+	for inc := range cy.busy {
+		if !slices.Contains(v.unfinished, inc) {
+			v.unfinished = append(v.unfinished, inc)
+		}
+	}
 	return &v.out, v.unfinished, err
 }
 

@@ -42,8 +42,8 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// makeRoom closes the connection that has been idle longest, or the new one if all others are in use. The caller
-// holds c.mu.
+// makeRoom closes the connection that has been idle longest, or the new one if all others are in use. One that has just
+// been used is the last to go, as the end of its answer may be on its way. The caller holds c.mu.
 func (c *connections) makeRoom(newest net.Conn) {
 	closed := newest
 	since := time.Now()
@@ -53,7 +53,7 @@ func (c *connections) makeRoom(newest net.Conn) {
 		}
 	}
 	delete(c.all, closed)
-	_ = closed.Close() // Nobody waits for an answer on it.
+	go closed.Close() // It may take as long as the other side likes.
 }
 
 type connectionKey struct{}

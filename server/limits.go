@@ -16,12 +16,9 @@ type limits struct {
 
 func newLimits(o *Options) limits {
 	share := o.Share
-	if o.Tokens == nil {
-		share = 1 // All requests are of one party.
-	}
 	return limits{
-		requests: newPool("requests", o.MaxRequests, share, 1), watches: newPool("watches", o.MaxWatches, share, 1),
-		uploads: newPool("uploads", int64(o.MaxUploads), share, 1), bytes: newPool("bytes of requests", o.MaxBodyBytes, share, 2*o.MaxRequestBytes),
+		requests: newPool("requests", o.MaxRequests, share), watches: newPool("watches", o.MaxWatches, share),
+		uploads: newPool("uploads", int64(o.MaxUploads), share), bytes: newPool("bytes of requests", o.MaxBodyBytes, share),
 	}
 }
 

@@ -31,24 +31,16 @@ func isGone(err error) bool {
 }
 
 func readRef(ctx context.Context, c call[wire.ReadRefs], want wire.WantedRef, send sender) error {
-	r, err := c.session.Record(ctx, want.Key)
+	ref, to, err := followRef(ctx, c, want)
+	// The record may have been moved to another revision, and the one before pruned, between the two reads.
+	for tries := 0; tries < 10 && errors.Is(err, turnstone.ErrRevisionPruned); tries++ {
+		before := ref.Record.Version
+		if ref, to, err = followRef(ctx, c, want); err != nil && ref != nil && ref.Record.Version == before {
+			break
+		}
+	}
 	if err != nil {
 		return err
-	}
-	var to struct {
-		Revision head.Revision `json:"revision"`
-		Beside   string        `json:"beside"`
-	}
-	if err := json.Unmarshal(r.Value, &to); err != nil || to.Revision == 0 {
-		return &turnstone.InvalidError{Where: fmt.Sprintf("record %q", want.Key), Reason: "its value is no JSON object with a revision"}
-	}
-	ref := wire.RefOf(r, nil)
-	if ref.Known = want.Known == r.Version; !ref.Known {
-		parts, err := c.session.Checkpoint(ctx, to.Revision)
-		if err != nil {
-			return err
-		}
-		ref = wire.RefOf(r, parts)
 	}
 	if err := send(&wire.Item{Ref: ref}); err != nil || to.Beside == "" {
 		return err
@@ -62,4 +54,31 @@ func readRef(ctx context.Context, c call[wire.ReadRefs], want wire.WantedRef, se
 			return err
 		}
 	}
+}
+
+// A place is what the value of a ref says.
+type place struct {
+	Revision head.Revision `json:"revision"`
+	Beside   string        `json:"beside"`
+}
+
+// followRef reads a ref and, unless they are known, the parts of its revision. If these can't be read, it returns the
+// ref beside the error.
+func followRef(ctx context.Context, c call[wire.ReadRefs], want wire.WantedRef) (ref *wire.Ref, to place, err error) {
+	r, err := c.session.Record(ctx, want.Key)
+	if err != nil {
+		return nil, to, err
+	}
+	if err := json.Unmarshal(r.Value, &to); err != nil || to.Revision == 0 {
+		return nil, to, &turnstone.InvalidError{Where: fmt.Sprintf("record %q", want.Key), Reason: "its value is no JSON object with a revision"}
+	}
+	ref = wire.RefOf(r, nil)
+	if ref.Known = want.Known == r.Version; ref.Known {
+		return ref, to, nil
+	}
+	parts, err := c.session.Checkpoint(ctx, to.Revision)
+	if err != nil {
+		return ref, to, err
+	}
+	return wire.RefOf(r, parts), to, nil
 }

@@ -1,11 +1,18 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -79,4 +86,68 @@ func TestSV16_RefsAreReadWithTheirCheckpoints(t *testing.T) {
 	}
 	h.refuses("refs", `{"session":"s","refs":[{"key":"x"}`+strings.Repeat(`,{"key":"x"}`, 1000)+`]}`, "limit", 422)
 	h.refuses("refs", `{"session":"none","refs":[]}`, "session-not-found", 404)
+}
+
+// hooked calls after once a ref was read.
+type hooked struct {
+	engine.Engine
+	after func()
+	armed atomic.Bool
+}
+
+func (h *hooked) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	vs, err := h.Engine.Get(ctx, keys...)
+	for _, v := range vs {
+		if strings.Contains(string(v), `"revision"`) && h.armed.CompareAndSwap(true, false) { // the record was read
+			h.after()
+		}
+	}
+	return vs, err
+}
+
+// A record that is moved to another revision, while the one before is pruned, is not gone.
+func TestSV16_ARefThatIsMovedMeanwhileIsFound(t *testing.T) {
+	e := &hooked{Engine: memory.New()}
+	own, err := turnstone.Open(ctx, e.Engine, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	s, _, err := own.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(r head.Revision) {
+		if _, err := s.Commit(ctx, turnstone.Commit{
+			Expected: r - 1, Checkpoint: map[string][]byte{"p": []byte(fmt.Sprint(r))}, Keep: "latest",
+			Records: []turnstone.RecordChange{{Key: "latest", Action: turnstone.SetRecord, Value: fmt.Appendf(nil, `{"revision":%d}`, r)}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(1)
+	e.after = func() {
+		put(2)
+		if _, err := s.Prune(ctx, 1); err != nil {
+			t.Error(err)
+		}
+	}
+	sv, err := server.New(server.Options{Open: func(ctx context.Context, ns string, must bool) (*turnstone.Store, error) {
+		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: ns})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sv.Close()
+	front := httptest.NewServer(sv)
+	defer front.Close()
+	h := &host{T: t, Server: sv, url: front.URL}
+	e.armed.Store(true)
+	a := h.ask("POST", "/v1/refs", `{"session":"s","refs":[{"key":"latest"}]}`)
+	if !strings.Contains(a.body, `"ref"`) {
+		t.Errorf("armed %v: %d %s", e.armed.Load(), a.status, a.body)
+	}
+	if a := h.ask("POST", "/v1/refs", `{"session":"s","refs":[{"key":"latest"}]}`); !strings.Contains(a.body, `"ref"`) {
+		t.Errorf("again: %d %s", a.status, a.body)
+	}
 }

@@ -43,7 +43,7 @@ type Options struct {
 	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
 	MaxRequests int64
 	// MaxBodyBytes is how many bytes of memory the bodies of these requests may take together, as they have come and
-	// decoded; others wait. It is at least twice MaxRequestBytes. Default 512 MiB.
+	// decoded; others wait. A share of it is at least twice MaxRequestBytes. Default 512 MiB, and 1 GiB with Tokens.
 	MaxBodyBytes int64
 	// MaxNamespaces is how many namespaces the server has open at most, beside the default one. One that no request is
 	// about is closed when another one has to be opened. Default 1024.
@@ -52,7 +52,8 @@ type Options struct {
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
-	// MaxConnections is how many connections Serve has. When there are more, those that no request is on make room.
+	// MaxConnections is how many connections Serve has. When there are more, those that no request is on make room. A
+	// quarter of them can have requests that are worked on, and a half watches, whatever MaxRequests and MaxWatches say.
 	// Default: half of the descriptors that the process may have, so that the engine has the others, and 10,000 at most.
 	MaxConnections int
 	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches and MaxUploads that one token gets at most, and one
@@ -101,7 +102,7 @@ func New(o Options) (*Server, error) {
 	}
 	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, 128<<20)
 	o.MaxRequests = cmp.Or(o.MaxRequests, 256)
-	o.MaxBodyBytes = max(cmp.Or(o.MaxBodyBytes, 512<<20), 2*o.MaxRequestBytes)
+	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 512<<20)
 	o.MaxConnections = cmp.Or(o.MaxConnections, min(10_000, openFiles()/2))
 	o.Share = cmp.Or(o.Share, 0.25)
 	o.MaxNamespaces = cmp.Or(o.MaxNamespaces, 1024)
@@ -120,6 +121,12 @@ func New(o Options) (*Server, error) {
 	if o.Share > 1 {
 		return nil, fmt.Errorf("server: a share of %g: want a part of 1", o.Share)
 	}
+	if o.Tokens == nil {
+		o.Share = 1 // All requests are of one party.
+	}
+	o.MaxBodyBytes = max(o.MaxBodyBytes, int64(float64(2*o.MaxRequestBytes)/o.Share))
+	// One token has no more connections in use than a share of all: those of requests, of as many that wait, and of watches.
+	o.MaxRequests, o.MaxWatches = min(o.MaxRequests, max(1, int64(o.MaxConnections/4))), min(o.MaxWatches, max(1, int64(o.MaxConnections/2)))
 	s := &Server{
 		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](cache.Of(o.Memory).Bases), metrics: newMetrics(),
 		conns: newConnections(o.MaxConnections), stopping: make(chan struct{}), spaces: map[string]*space{},

@@ -32,9 +32,9 @@ type waiter struct {
 	ready chan struct{} // closed when it has what it waits for
 }
 
-// newPool returns a pool of so much, of which one party gets a share at most, but never less than least.
-func newPool(what string, most int64, share float64, least int64) *pool {
-	return &pool{what: what, most: most, share: min(most, max(1, least, int64(float64(most)*share))), tokens: map[string]int64{}, namespaces: map[string]int64{}}
+// newPool returns a pool of so much, of which one party gets a share at most.
+func newPool(what string, most int64, share float64) *pool {
+	return &pool{what: what, most: most, share: max(1, int64(float64(most)*share)), tokens: map[string]int64{}, namespaces: map[string]int64{}}
 }
 
 // within reports whether n more are in the shares of a party.

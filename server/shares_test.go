@@ -3,10 +3,12 @@ package server_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -168,7 +170,7 @@ func TestSV15_IdleNamespacesMakeRoom(t *testing.T) {
 func TestSV15_ConnectionsWithoutRequestsMakeRoom(t *testing.T) {
 	store := turnstone.Options{}
 	e := memory.New()
-	s, err := server.New(server.Options{MaxConnections: 4, Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
+	s, err := server.New(server.Options{MaxConnections: 16, Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
 		return turnstone.Open(ctx, e, &store)
 	}})
 	if err != nil {
@@ -216,7 +218,7 @@ func TestSV15_ConnectionsWithoutRequestsMakeRoom(t *testing.T) {
 	time.Sleep(10 * time.Millisecond)
 	inUse := dial("POST /v1/list HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{")
 	time.Sleep(10 * time.Millisecond)
-	for i := range 20 {
+	for i := range 40 {
 		dial("POST /v1/list HTT")
 		if got := ask(dial("")); got != "HTTP/1.1 200 OK" {
 			t.Fatalf("connection %d: %s", i, got)
@@ -265,4 +267,125 @@ func TestSV3_MetricsAreForWhoMayReadAllNamespaces(t *testing.T) {
 	if a := h.ask("GET", "/metrics", "", "Authorization", "Bearer all"); a.status != 200 {
 		t.Errorf("%+v", a)
 	}
+}
+
+// What two tokens have of the bytes leaves some to a third.
+func TestSV15_TwoTokensDoNotTakeAllBytes(t *testing.T) {
+	// The same proportions as the defaults: 128 MiB, 512 MiB.
+	h := serve(t, server.Options{Tokens: tenants, MaxRequestBytes: 1 << 20, MaxBodyBytes: 4 << 20, Patience: 8 * time.Second}, nil)
+	for _, token := range []string{"a", "b", "c"} {
+		h.as(token, "POST", "/v1/create", `{"id":"s"}`)
+	}
+	for _, token := range []string{"a", "b"} {
+		for range 2 {
+			c, err := net.Dial("tcp", h.url[len("http://"):])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			go func() {
+				_, _ = c.Write([]byte("POST /v1/list HTTP/1.1\r\nHost: x\r\nAuthorization: bearer " + token + "\r\nTurnstone-Namespace: " + token + "\r\nContent-Length: 1048575\r\n\r\n"))
+				_, _ = c.Write(make([]byte, 1<<20-2)) // all but the last byte
+			}()
+		}
+	}
+	time.Sleep(time.Second)
+	begun := time.Now()
+	if a := h.as("c", "POST", "/v1/list", "{}"); a.status != 200 || time.Since(begun) > time.Second {
+		t.Error(time.Since(begun))
+		t.Errorf("a third token: %d %s", a.status, a.body)
+	}
+}
+
+// The watches of one token leave connections to others.
+func TestSV15_WatchesOfOneTokenLeaveConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, server.Options{Tokens: tenants, MaxConnections: 100, Patience: time.Second}, l)
+	ask := func(ctx context.Context, token, method, path string) (*http.Response, error) {
+		r, _ := http.NewRequestWithContext(ctx, method, "http://"+l.Addr().String()+path, http.NoBody)
+		r.Header.Set("Authorization", "Bearer "+token)
+		r.Header.Set("Turnstone-Namespace", token)
+		return (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+	}
+	if _, err := ask(ctx, "b", "POST", "/v1/list"); err != nil {
+		t.Fatal(err)
+	}
+	c, stop := context.WithCancel(ctx)
+	defer stop()
+	for range 100 {
+		r, err := ask(c, "a", "GET", "/v1/watch-records")
+		if err != nil || r.StatusCode != 200 {
+			break
+		}
+	}
+	for range 5 {
+		if _, err := ask(ctx, "b", "POST", "/v1/list"); err != nil {
+			t.Errorf("another token: %v", err)
+		}
+	}
+}
+
+// pipes is a listener whose connections come from a channel.
+type pipes struct {
+	came chan net.Conn
+	once sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	c, ok := <-p.came
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.came) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "x", Net: "unix"} }
+
+// A connection that makes room ends as slowly as its other side likes, and nobody waits for that.
+func TestSV15_WhoDoesNotReadTheEndOfAConnectionStopsNobody(t *testing.T) {
+	cert := httptest.NewUnstartedServer(nil)
+	cert.StartTLS()
+	defer cert.Close()
+	p := &pipes{came: make(chan net.Conn)}
+	s := serveOn(t, server.Options{TLS: &tls.Config{Certificates: cert.TLS.Certificates}, MaxConnections: 1}, p)
+	ours, theirs := net.Pipe()
+	p.came <- theirs
+	c := tls.Client(ours, &tls.Config{InsecureSkipVerify: true})
+	go func() { _ = c.Handshake() }()
+	time.Sleep(time.Second)
+	defer ours.Close()
+	far, other := net.Pipe()
+	defer far.Close()
+	p.came <- other // makes room
+	time.Sleep(100 * time.Millisecond)
+	begun := time.Now()
+	s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/v1/", nil))
+	if d := time.Since(begun); d > time.Second {
+		t.Errorf("a request on another connection took %v", d)
+	}
+}
+
+// serveOn serves an engine in memory on a listener.
+func serveOn(t *testing.T, o server.Options, l net.Listener) *server.Server {
+	e := memory.New()
+	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace, MustExist: mustExist})
+	}
+	s, err := server.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(c, l) })
+	t.Cleanup(func() {
+		stop()
+		_ = s.Close()
+		_ = l.Close()
+		wg.Wait()
+	})
+	return s
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -201,5 +202,27 @@ func TestWA9_NothingFollowsADeletionOfMoreThanABatch(t *testing.T) {
 	remove(t, st, "a")
 	if got := toldBy(t, st, begin); len(got) != 1202 || got[1201] != "deleted a" {
 		t.Errorf("%d changes, deleted at %d", len(got), slices.Index(got, "deleted a"))
+	}
+}
+
+// A change of a record comes after the creation of its session and before its deletion, whatever the clock of who changes
+// it says.
+func TestWA19_ChangesOfRecordsAreWithinTheLifeOfTheirSession(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Second, time.Second} {
+		e := memory.New()
+		st := openStore(t, e, nil)
+		other := openStore(t, e, &turnstone.Options{Now: func() time.Time { return time.Now().Add(skew) }})
+		if err := st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}); err != nil {
+			t.Fatal(err)
+		}
+		begin := feedOf(t, st).End
+		create(t, st, turnstone.Request{ID: "s"})
+		change(t, session(t, other, "s"), turnstone.RecordChange{Key: "k", Value: []byte("v")})
+		if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(toldBy(t, st, begin)); got != "[created s record s deleted s]" {
+			t.Errorf("by a clock that differs by %v: %s", skew, got)
+		}
 	}
 }

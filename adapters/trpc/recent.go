@@ -49,16 +49,18 @@ func (w *wanted) enough(n *turnstone.Node) bool {
 	}
 	o := w.o
 	if p := o.EventPage; p != nil { // Tracks are not cut into pages.
-		return len(w.tracks) == 0 && w.events >= p.Offset+p.Limit
+		return len(w.tracks) == 0 && w.events-p.Offset >= p.Limit
 	}
-	before := !o.EventTime.IsZero() && adapter.Before(n, o.EventTime, w.parts)
-	if !before && (o.EventNum <= 0 || w.events < o.EventNum) || w.user == 0 { // What is left begins with the user, if possible.
+	if w.user == 0 { // What is left begins with the user, if possible.
 		return false
 	}
+	if !o.EventTime.IsZero() { // All from the first event of that time on are meant, and of these the last ones.
+		return adapter.Before(n, o.EventTime, w.parts)
+	}
 	for _, events := range w.tracks {
-		if !before && (o.EventNum <= 0 || events < o.EventNum) {
+		if events < o.EventNum {
 			return false
 		}
 	}
-	return true
+	return o.EventNum > 0 && w.events >= o.EventNum
 }

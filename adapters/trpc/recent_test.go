@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/event"
 	"trpc.group/trpc-go/trpc-agent-go/model"
 	"trpc.group/trpc-go/trpc-agent-go/session"
+	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/trpc"
@@ -181,5 +183,47 @@ func TestTR8_ARewindTakesTheStateAlong(t *testing.T) {
 	}
 	if _, err := s.Rewind(ctx, session.Key{AppName: "app", UserID: "user", SessionID: "none"}, ""); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
+	}
+}
+
+func TestTR7_APageMayBeOfAnySize(t *testing.T) {
+	s := trpc.NewSessions(storetest.Memory(t), trpc.Options{})
+	of := must(s.CreateSession(ctx, chat, nil))
+	for i := range 6 {
+		if err := s.AppendEvent(ctx, of, say(i, model.RoleUser, fmt.Sprint("m", i), nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := must(s.GetSession(ctx, chat, session.WithGetSessionEventPage(1, math.MaxInt))); len(got.Events) != 5 {
+		t.Errorf("%d events", len(got.Events))
+	}
+}
+
+// An event of a process whose clock is behind does not hide what came before it.
+func TestTR7_ANumberOfEventsSinceATimeIsThatOfTheInMemoryService(t *testing.T) {
+	want := map[string]string{}
+	m := inmemory.NewSessionService()
+	now := time.Now()
+	for name, s := range map[string]session.Service{"turnstone": trpc.NewSessions(storetest.Memory(t), trpc.Options{}), "memory": m} {
+		of := must(s.CreateSession(ctx, chat, nil))
+		for i, at := range []time.Duration{0, 2 * time.Second, time.Second, time.Second} { // the clock of another process is a second behind
+			role := model.RoleAssistant
+			if i%2 == 0 {
+				role = model.RoleUser
+			}
+			e := say(i, role, fmt.Sprint("m", i), nil)
+			e.Timestamp = now.Add(at)
+			if err := s.AppendEvent(ctx, of, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := s.GetSession(ctx, chat, session.WithEventNum(2), session.WithEventTime(now.Add(2*time.Second)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[name] = fmt.Sprint(texts(got))
+	}
+	if want["turnstone"] != want["memory"] {
+		t.Errorf("%v", want)
 	}
 }

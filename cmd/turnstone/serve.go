@@ -59,7 +59,7 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().IntVar(&o.MaxConnections, "max-connections", 0, "connections at once; default half of the descriptors that the process may have")
 	c.Flags().Int64Var(&o.MaxRequests, "max-requests", 0, "requests at once; others wait; default 256")
 	c.Flags().Var(&s.request, "max-request-bytes", "the longest body of a request, but for attachments; default 128MiB")
-	c.Flags().Var(&s.bodies, "max-body-bytes", "memory that the bodies of all requests take, as they come and decoded; default 512MiB")
+	c.Flags().Var(&s.bodies, "max-body-bytes", "memory that the bodies of all requests take, as they come and decoded; default 512MiB, and 1GiB with tokens")
 	c.Flags().IntVar(&o.MaxNamespaces, "max-namespaces", 0, "namespaces that are open at once; one that nobody uses makes room; default 1024")
 	c.Flags().Int64Var(&o.MaxWatches, "max-watches", 0, "watches at once; default 1024")
 	c.Flags().IntVar(&o.MaxUploads, "max-uploads", 0, "uploads that have begun and not ended; default 256")

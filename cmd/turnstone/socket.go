@@ -39,7 +39,7 @@ func listen(ctx context.Context, address string, log *slog.Logger) (net.Listener
 	}
 	s := &socket{path: path, log: log, unlock: unlocked, came: make(chan net.Conn), closed: make(chan struct{})}
 	s.add(l)
-	go s.watch()
+	s.looks.Go(s.watch)
 	return s, nil
 }
 
@@ -81,9 +81,10 @@ type socket struct {
 	came   chan net.Conn
 	closed chan struct{}
 	once   sync.Once
+	looks  sync.WaitGroup // watch
 
 	mu  sync.Mutex          // guards all
-	all []*net.UnixListener // the last one is at path
+	all []*net.UnixListener // the one whose socket is at path
 }
 
 func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
@@ -102,6 +103,7 @@ func (s *socket) Accept() (net.Conn, error) {
 func (s *socket) Close() (err error) {
 	s.once.Do(func() {
 		close(s.closed)
+		s.looks.Wait() // It may be about to make the socket again.
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, l := range s.all {
@@ -116,10 +118,11 @@ func (s *socket) Close() (err error) {
 func (s *socket) add(l *net.UnixListener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, before := range s.all {
-		before.SetUnlinkOnClose(false) // The path is that of another one.
+	for _, before := range s.all { // Nobody can connect to it any more, and who has is accepted by then.
+		before.SetUnlinkOnClose(false)
+		time.AfterFunc(5*time.Second, func() { _ = before.Close() })
 	}
-	s.all = append(s.all, l)
+	s.all = []*net.UnixListener{l}
 	go func() {
 		for {
 			c, err := l.AcceptUnix()
@@ -164,10 +167,5 @@ func (s *socket) watch() {
 		}
 		s.log.Warn("the socket was removed, and is made again", "socket", s.path)
 		s.add(l)
-		select {
-		case <-s.closed: // Close has not seen it.
-			_ = l.Close()
-		default:
-		}
 	}
 }

@@ -33,12 +33,13 @@ type owner struct {
 	lock io.Closer
 
 	closing chan struct{}
+	looks   sync.WaitGroup // watch
 	once    sync.Once
 	closed  error // what Close returned
 
-	mu      sync.Mutex          // guards the fields below
-	heard   []*net.UnixListener // Connections come from all of them; the last one is at the socket's path.
-	socket  os.FileInfo         // what is there, to remove no other one
+	mu      sync.Mutex        // guards the fields below
+	heard   *net.UnixListener // of the socket at its path
+	socket  os.FileInfo       // what is there, to remove no other one
 	conns   map[*net.UnixConn]struct{}
 	serving sync.WaitGroup // the goroutines that answer
 }
@@ -77,7 +78,7 @@ func own(e *Engine) (_ *owner, err error) {
 		}
 		return o, nil
 	}
-	go o.watch()
+	o.looks.Go(o.watch)
 	return o, nil
 }
 
@@ -124,16 +125,22 @@ func (o *owner) listen() (err error) {
 		return errors.Join(os.Remove(name), l.Close())
 	default:
 	}
-	o.heard, o.socket = append(o.heard, l), i
+	if before := o.heard; before != nil { // Nobody can connect to it any more, and who has is accepted by then.
+		time.AfterFunc(5*time.Second, func() { _ = before.Close() })
+	}
+	o.heard, o.socket = l, i
 	go o.accept(l)
 	return nil
 }
 
-// accept serves connections until o closes.
+// accept serves connections until o closes, or the listener.
 func (o *owner) accept(l *net.UnixListener) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			select {
 			case <-o.closing:
 				return
@@ -347,6 +354,7 @@ func (o *owner) Close() error {
 		o.mu.Lock()
 		close(o.closing)
 		o.mu.Unlock()
+		o.looks.Wait() // It may be about to make the socket again.
 		if o.heard != nil {
 			o.closed = o.unlisten()
 			o.rest()
@@ -369,10 +377,7 @@ func (o *owner) unlisten() error {
 			err = os.Remove(name)
 		}
 	}
-	for _, l := range o.heard {
-		err = errors.Join(err, l.Close())
-	}
-	return err
+	return errors.Join(err, o.heard.Close())
 }
 
 // rest waits until requests that are under way are answered, and cuts off those that take long.

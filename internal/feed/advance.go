@@ -132,7 +132,7 @@ func pending(ctx context.Context, s history.Store) (out []told, full bool, err e
 			out = slices.DeleteFunc(out, func(c told) bool { return c.Kind == Deleted })
 		}
 	}
-	return deletedLast(out), full, err
+	return deletedLast(createdFirst(out)), full, err
 }
 
 // scanPending calls f for the changes of a range that were told, until it reports false.
@@ -154,6 +154,23 @@ func scanPending(ctx context.Context, s history.Store, r engine.Range, f func(to
 		}
 	}
 	return nil
+}
+
+// createdFirst moves each creation before the first change of its session: the clock of who changed a record of it may
+// be behind.
+func createdFirst(all []told) []told {
+	for i := range all {
+		if all[i].Kind != Created {
+			continue
+		}
+		first := slices.IndexFunc(all[:i], func(c told) bool { return c.Incarnation == all[i].Incarnation })
+		if first >= 0 {
+			c := all[i]
+			copy(all[first+1:i+1], all[first:i])
+			all[first] = c
+		}
+	}
+	return all
 }
 
 // deletedLast moves each deletion behind the last change of its session.

@@ -413,3 +413,58 @@ def test_a_list_is_one_request_a_page(db: turnstonedb.Client, monkeypatch: pytes
     assert listed(limit=0) == ([], ["/v1/records"])
     assert listed(filter={"step": 41}) == ([41], ["/v1/records", "/v1/refs"])
     assert listed(filter={"n": [1, 2]}, limit=2) == ([50, 40], ["/v1/records", "/v1/refs"])
+
+
+def checkpoint_of(id: str, values: dict[str, Any], versions: dict[str, Any]) -> Any:
+    return {"v": 4, "id": id, "ts": "", "channel_values": values, "channel_versions": versions, "versions_seen": {}, "updated_channels": None}
+
+
+def config_of(thread: str, id: str | None = None) -> Any:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": "", **({"checkpoint_id": id} if id else {})}}
+
+
+def test_stale_parts_of_a_checkpoint_that_was_put_again(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=2) as a, turnstonedb.Client.open(store, idle=2) as b:
+        one, two = TurnstoneSaver(a), TurnstoneSaver(b)
+        one.put(config_of("t"), checkpoint_of("1", {"x": "old"}, {"x": "1"}), {}, {"x": "1"})
+        # Another process puts the same checkpoint again, with another value.
+        two.put(config_of("t"), checkpoint_of("1", {"x": "new"}, {"x": "2"}), {}, {"x": "2"})
+        one.put(config_of("t", "1"), checkpoint_of("2", {}, {"x": "2"}), {}, {})
+        assert two.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
+        assert one.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
+
+
+def test_stale_after_delete_and_made_again(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=2) as a, turnstonedb.Client.open(store, idle=2) as b:
+        one, two = TurnstoneSaver(a), TurnstoneSaver(b)
+        one.put(config_of("t"), checkpoint_of("1", {"x": "old"}, {"x": "1"}), {}, {"x": "1"})
+        one.delete_thread("t")
+        two.put(config_of("t"), checkpoint_of("1", {"x": "new"}, {"x": "1"}), {}, {"x": "1"})
+        one.put(config_of("t", "1"), checkpoint_of("2", {}, {"x": "1"}), {}, {})
+        assert two.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
+        assert one.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
+
+
+@pytest.mark.parametrize("how", ["get", "list"])
+def test_a_thread_is_deleted_between_two_reads(store: str, how: str) -> None:
+    with turnstonedb.Client.open(store, idle=2) as a:
+        s, other = TurnstoneSaver(a), TurnstoneSaver(a)
+        c = s.put(config_of("t"), checkpoint_of("1", {"x": "v"}, {"x": "1"}), {}, {"x": "1"})
+        s.put_writes(c, [("x", "y" * 100_000)], "task")
+        real = a._run
+
+        class Between:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(a, name)
+
+            def _run(self, call: Any) -> Any:
+                out = real(call)
+                if isinstance(out, list) and out and isinstance(out[0], turnstonedb.types.Ref):
+                    other.delete_thread("t")
+                return out
+
+        s._client = Between()  # type: ignore
+        if how == "get":
+            assert s.get_tuple(config_of("t")) is None
+        else:
+            assert list(s.list(config_of("t"))) == []

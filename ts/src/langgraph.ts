@@ -14,6 +14,7 @@
  */
 
 import { createHash, randomBytes } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
 import type { RunnableConfig } from "@langchain/core/runnables";
 import {
 	BaseCheckpointSaver,
@@ -106,6 +107,8 @@ interface Head {
 	versions: ChannelVersions;
 	/** The latest checkpoint, and the version of the record that says so. */
 	latest: { id: string; version: string };
+	/** The version of the checkpoint's record, if this saver has put it. */
+	record?: string;
 }
 
 /** A checkpointer on a client. Any number of them, in any number of processes, may share a store. */
@@ -429,7 +432,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			}
 			const names = new Set([...stay, ...parts.keys()]);
 			const seen = this.#seen.get(session.id);
-			if (seen && head.id !== undefined && seen.versions.has(checkpointKey + keyOf(head.id))) {
+			if (seen && head.id !== undefined && head.record && seen.versions.get(checkpointKey + keyOf(head.id)) === head.record) {
 				for (const name of stay) {
 					const content = seen.parts.get(name);
 					if (content) parts.set(name, content);
@@ -437,7 +440,14 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			}
 			if (parts.size === names.size) this.#remember(session.id, lead, parts);
 			else this.#seen.delete(session.id);
-			this.#heads.set(session.id, { revision: head.revision + 1, id, parts: names, versions: { ...versions }, latest });
+			this.#heads.set(session.id, {
+				revision: head.revision + 1,
+				id,
+				parts: names,
+				versions: { ...versions },
+				latest,
+				record: lead.get(checkpointKey + keyOf(id)) as string,
+			});
 			for (const oldest of this.#heads.keys()) {
 				if (this.#heads.size <= maxHeads) break;
 				this.#heads.delete(oldest);
@@ -590,8 +600,12 @@ function writesOf(id: string): string {
 
 /** Returns metadata for the record of a checkpoint, or nothing: they may be long, and JSON changes some. */
 function asJSON(metadata: CheckpointMetadata): { metadata?: CheckpointMetadata } {
-	const text = JSON.stringify(metadata);
-	return text !== undefined && text.length <= maxMetadata ? { metadata } : {};
+	try {
+		const text = JSON.stringify(metadata);
+		return text.length <= maxMetadata && isDeepStrictEqual(JSON.parse(text), metadata) ? { metadata } : {};
+	} catch {
+		return {}; // JSON has no way to say them.
+	}
 }
 
 function newTurn(): string {

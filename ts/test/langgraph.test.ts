@@ -2,7 +2,7 @@ import { execFileSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
 import type { RunnableConfig } from "@langchain/core/runnables";
 import { Annotation, Command, END, interrupt, START, StateGraph } from "@langchain/langgraph";
-import { type ChannelVersions, type Checkpoint, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
+import { type ChannelVersions, type Checkpoint, type CheckpointMetadata, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
 import { Session } from "../src/client.ts";
 import { TurnstoneSaver } from "../src/langgraph.ts";
 import { children } from "../src/server.ts";
@@ -193,6 +193,14 @@ test("a checkpoint is one request, and is not sent again", async () => {
 	for (const a of [1, 2, 3]) config = await put(other, config, { a }, { a }, { a });
 	expect((await got(saver, root)).values).toEqual({ a: 3 });
 	vi.restoreAllMocks();
+});
+
+test("metadata that JSON has no way to say are stored", async () => {
+	const saver = new TurnstoneSaver(await open());
+	const m: { [name: string]: unknown } = { source: "loop", step: 0, parents: {} };
+	m.self = m; // The default serializer says "[Circular]".
+	await saver.put({ configurable: { thread_id: "t" } }, { ...emptyCheckpoint(), id: "1" }, m as unknown as CheckpointMetadata, {});
+	expect(await all(saver.list({ configurable: { thread_id: "t" } }, { filter: { step: 0 } }))).toHaveLength(1);
 });
 
 test("a list is one request a page", async () => {

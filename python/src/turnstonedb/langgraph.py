@@ -127,9 +127,10 @@ def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
 class _Head:
     """The last checkpoint that was put into a session: what a put compares with."""
 
-    def __init__(self, revision: int, id: str, parts: Iterable[str], versions: Mapping[str, Any], latest: tuple[str, str]) -> None:
+    def __init__(self, revision: int, id: str, parts: Iterable[str], versions: Mapping[str, Any], latest: tuple[str, str], record: str = "") -> None:
         self.revision = revision
         self.id = id
+        self.record = record  # the version of the checkpoint's record, if this saver has put it
         self.parts = set(parts)
         self.versions = dict(versions)  # of the channels whose values are parts
         self.latest = latest  # id of the latest checkpoint, and version of the record that says so
@@ -207,7 +208,11 @@ class _Steps:
                 parts = cast(_Seen, seen).parts
             elif len(keys) == 1:
                 self._remember(id, {ref.record.key: ref.record.version}, parts)
-            out.append((yield from self._tuple(thread, ns, ref, parts)))
+            try:
+                out.append((yield from self._tuple(thread, ns, ref, parts)))
+            except NotFoundError as e:
+                if e.kind not in (*_GONE, "node-not-found"):
+                    raise
         return out
 
     def _tuple(self, thread: str, ns: str, ref: Ref, parts: dict[str, bytes]) -> Steps[CheckpointTuple]:
@@ -364,13 +369,13 @@ class _Steps:
                 self._heads.pop(id)
                 continue
             before_it = self._seen.get(id)
-            if before_it and _CHECKPOINT + _id(head.id) in before_it.versions:
+            if before_it and head.record and before_it.versions.get(_CHECKPOINT + _id(head.id)) == head.record:
                 parts = {**{name: before_it.parts[name] for name in keep & before_it.parts.keys()}, **parts}
             if keep == parts.keys():
                 self._remember(id, lead, parts)
             else:
                 self._seen.pop(id, None)
-            self._heads[id] = _Head(head.revision + 1, entry["id"], keep, versions, latest)
+            self._heads[id] = _Head(head.revision + 1, entry["id"], keep, versions, latest, lead[_CHECKPOINT + _id(entry["id"])])
             if len(self._heads) > 10_000:
                 self._heads.pop(next(iter(self._heads)))
             return
@@ -486,6 +491,7 @@ class _Steps:
     def _delete_thread(self, thread: str) -> Steps[None]:
         for id, _ in (yield from self._namespaces(thread)):
             self._heads.pop(id, None)
+            self._seen.pop(id, None)
             with suppress(NotFoundError):
                 yield _calls.delete({"session": id}, "keep")
 
