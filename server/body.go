@@ -108,8 +108,18 @@ func (s *Server) whole(ctx context.Context, r *request, b *body) error {
 	return nil
 }
 
+// largeBody is how many bytes a body has that takes long to decode.
+const largeBody = 256 << 10
+
 // decode reads a document into a message, and charges for what the message takes. Nothing asks for the default.
 func decode(ctx context.Context, b *body, message any) error {
+	if len(b.content) > largeBody {
+		release, err := b.charge.s.limits.decoding.acquire(ctx, b.charge.of, 1, b.charge.s.o.Patience)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
 	err := wire.Decode(b.content, message, func(n int64) error { return b.charge.add(ctx, n) })
 	switch {
 	case errors.Is(err, io.EOF):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
@@ -12,6 +13,7 @@ import (
 type limits struct {
 	requests, watches, uploads *pool
 	bytes                      *pool // what the bodies of requests take, as they came and decoded
+	decoding                   *pool // large bodies that are decoded, each of which takes a processor for a while
 }
 
 func newLimits(o *Options) limits {
@@ -19,6 +21,7 @@ func newLimits(o *Options) limits {
 	return limits{
 		requests: newPool("requests", o.MaxRequests, share), watches: newPool("watches", o.MaxWatches, share),
 		uploads: newPool("uploads", int64(o.MaxUploads), share), bytes: newPool("bytes of requests", o.MaxBodyBytes, share),
+		decoding: newPool("large requests decoded", int64(max(1, runtime.GOMAXPROCS(0)/2)), share),
 	}
 }
 
