@@ -18,8 +18,10 @@ type limits struct {
 
 func newLimits(o *Options) limits {
 	share := o.Share
+	requests := newPool("requests", o.MaxRequests, share)
+	requests.queue = requests.share // They hold connections.
 	return limits{
-		requests: newPool("requests", o.MaxRequests, share), watches: newPool("watches", o.MaxWatches, share),
+		requests: requests, watches: newPool("watches", o.MaxWatches, share),
 		uploads: newPool("uploads", int64(o.MaxUploads), share), bytes: newPool("bytes of requests", o.MaxBodyBytes, share),
 		decoding: newPool("large requests decoded", int64(max(1, runtime.GOMAXPROCS(0)/2)), share),
 	}

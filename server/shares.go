@@ -18,6 +18,7 @@ type party struct{ token, namespace string }
 type pool struct {
 	what        string
 	most, share int64
+	queue       int64 // of one token, so many wait at most; 0 stands for any number
 
 	mu         sync.Mutex // guards the fields below
 	used       int64
@@ -66,7 +67,7 @@ func (p *pool) try(of party, n int64) (release func(), ok bool) {
 	return func() { p.release(of, n) }, true
 }
 
-// acquire waits until n are there, at most for the time patience. Of one token no more than a share of requests wait.
+// acquire waits until n are there, at most for the time patience.
 func (p *pool) acquire(ctx context.Context, of party, n int64, patience time.Duration) (release func(), err error) {
 	if n > p.share {
 		return nil, fmt.Errorf("%w: %d %s, at most %d at once", wire.ErrTooLarge, n, p.what, p.share)
@@ -79,7 +80,7 @@ func (p *pool) acquire(ctx context.Context, of party, n int64, patience time.Dur
 			others++
 		}
 	}
-	if others >= max(p.share, 1) {
+	if p.queue > 0 && others >= p.queue {
 		p.mu.Unlock()
 		return nil, p.busy(0)
 	}
