@@ -86,8 +86,10 @@ func (c *call) readRecords(ctx context.Context) error {
 			ks, at = append(ks, key), append(at, value)
 		}
 	}
-	if c.feed = c.store.Recent.get(c.feedKey()); c.changesRecords() && c.recordsFresh {
-		need(c.feedKey(), &c.feed)
+	if c.changesRecords() {
+		if c.feed = c.store.Recent.get(c.feedKey()); c.recordsFresh {
+			need(c.feedKey(), &c.feed)
+		}
 	}
 	for i := range c.keepers {
 		k := &c.keepers[i]
