@@ -463,3 +463,11 @@ def test_refs_lead_to_checkpoints(db: turnstonedb.Client) -> None:
     first, second = s.refs([("r/1", "none"), ("gone", "none"), ("r/2", versions[1])])
     assert (first.record.version, first.parts, [r.key for r in first.beside]) == (versions[0], {"p": b"one"}, ["w/a"])
     assert (second.record.key, second.parts, second.beside) == ("r/2", None, [])
+
+
+def test_a_store_of_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
+    for store in ("sqlite:///x.db", "file:x", "Pebble:x"):
+        with pytest.raises(ValueError, match="no scheme"):
+            turnstonedb.Client.open(store)
+    assert server.absolute("pebble:/x") == "pebble:/x"
+    assert server.absolute(f"{tmp_path}/sqlite:x") == f"{tmp_path}/sqlite:x"

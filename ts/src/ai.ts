@@ -18,6 +18,7 @@
  */
 
 import { randomBytes } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
 import type { UIMessage } from "ai";
 import { type Client, Session } from "./client.ts";
 import { ConflictError, NotFoundError } from "./errors.ts";
@@ -36,26 +37,48 @@ export class TurnstoneChats<Message extends UIMessage = UIMessage> {
 
 	/** Returns the messages of a chat: none if there is no such chat. */
 	async load(chatId: string): Promise<Message[]> {
-		return (await this.#nodes(chatId)).nodes.map((n) => fromJSON(n.payload) as Message);
+		return (await this.loadAt(chatId)).messages;
+	}
+
+	/** Returns the messages of a chat, and the revision that they are of, for a save that is to be refused if somebody else saves meanwhile. */
+	async loadAt(chatId: string): Promise<{ messages: Message[]; revision: number }> {
+		const { nodes, revision } = await this.#nodes(chatId);
+		return { messages: nodes.map((n) => fromJSON(n.payload) as Message), revision };
 	}
 
 	/** Makes a chat have these messages, all or none. Of two that save at once, the later one's stand, and those of both can be read. */
-	async save({ chatId, messages }: { chatId: string; messages: Message[] }): Promise<void> {
+	async save(chat: { chatId: string; messages: Message[] }): Promise<void> {
+		await this.saveAt(chat);
+	}
+
+	/**
+	 * Saves as `save` does, and returns the revision of the chat then. With the revision of `loadAt`, or of the last save, a chat that somebody else has saved
+	 * since is left as it is: the error is a ConflictError.
+	 */
+	async saveAt({ chatId, messages, revision: expected }: { chatId: string; messages: Message[]; revision?: number }): Promise<number> {
 		const wanted = messages.map((m) => ({ kind: m.role, payload: toJSON(m, { dates: true }) }));
 		const turn = randomBytes(16).toString("hex");
 		for (;;) {
 			const { nodes, revision } = await this.#nodes(chatId);
 			let same = 0;
-			while (same < nodes.length && nodes[same]?.payload.toString() === wanted[same]?.payload) same++;
-			if (same === nodes.length && same === wanted.length) return;
+			while (same < nodes.length && isSame(nodes[same]?.payload.toString(), wanted[same]?.payload)) same++;
+			if (expected !== undefined && expected !== revision) {
+				throw new ConflictError(`chat ${JSON.stringify(chatId)} is at revision ${revision}, not at ${expected}`, {
+					type: "#conflict",
+					matches: ["conflict"],
+				});
+			}
+			if (same === nodes.length && same === wanted.length) return revision;
 			const parent = same === 0 ? "none" : (nodes[same - 1] as Node).id;
 			const fresh = wanted.slice(same).map((n, i) => (i === 0 ? { ...n, parent } : n));
 			const create = { id: idOf(chatId), group };
 			try {
-				await this.#client.commitAll([{ create, expected: revision, nodes: fresh, turn, ...(fresh.length === 0 ? { leaf: parent } : {}) }]);
-				return;
+				const [result] = await this.#client.commitAll([
+					{ create, expected: revision, nodes: fresh, turn, ...(fresh.length === 0 ? { leaf: parent } : {}) },
+				]);
+				return result?.revision ?? revision + 1;
 			} catch (e) {
-				if (!(e instanceof ConflictError)) throw e; // Somebody else has saved it.
+				if (!(e instanceof ConflictError) || expected !== undefined) throw e; // Somebody else has saved it.
 			}
 		}
 	}
@@ -86,6 +109,11 @@ export class TurnstoneChats<Message extends UIMessage = UIMessage> {
 			throw e;
 		}
 	}
+}
+
+/** Whether two messages as JSON are the same, whatever the order of their keys. */
+function isSame(a?: string, b?: string): boolean {
+	return a !== undefined && b !== undefined && (a === b || isDeepStrictEqual(JSON.parse(a), JSON.parse(b)));
 }
 
 function idOf(chatId: string): string {

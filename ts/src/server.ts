@@ -49,6 +49,9 @@ function split(store: string): [scheme: string, directory: string] {
 /** Returns a store that is the same from any working directory. */
 export function absolute(store: string): string {
 	const [scheme, directory] = split(store);
+	const unknown = /^[a-z][a-z0-9+.-]+:/i.exec(store)?.[0]; // One letter is a drive.
+	if (unknown && unknown !== scheme && directory)
+		throw new TypeError(`${JSON.stringify(store)}: there is no scheme ${unknown} want DIR, pebble:DIR or badger:DIR`);
 	if (!directory) throw new TypeError(`${JSON.stringify(store)} has no directory: start \`turnstone serve\`, and connect with its address`);
 	return scheme + resolve(directory);
 }

@@ -2,7 +2,8 @@ import { convertToModelMessages, type ModelMessage, stepCountIs, streamText, too
 import { MockLanguageModelV3, simulateReadableStream } from "ai/test";
 import { z } from "zod";
 import { TurnstoneChats } from "../src/ai.ts";
-import { children } from "../src/server.ts";
+import { ConflictError } from "../src/errors.ts";
+import { absolute, children } from "../src/server.ts";
 import { newStore, open } from "./helpers.ts";
 
 const message = (id: string, text: string, role: UIMessage["role"] = "user"): UIMessage => ({ id, role, parts: [{ type: "text", text }] });
@@ -112,4 +113,28 @@ test("a chat with a tool goes on in another process of the store, after the serv
 		["u15", "user"],
 		["a15", "assistant"],
 	]);
+});
+
+test("a save of a revision that somebody else has saved since is refused, and equal messages are not stored again", async () => {
+	const chats = new TurnstoneChats(await open());
+	expect(await chats.loadAt("c")).toEqual({ messages: [], revision: 0 });
+	const first = await chats.saveAt({ chatId: "c", messages: [message("1", "one")], revision: 0 });
+	const here = await chats.loadAt("c");
+	expect(here).toEqual({ messages: [message("1", "one")], revision: first });
+	// Another tab saves; this one is told.
+	const other = await chats.saveAt({ chatId: "c", messages: [...here.messages, message("2", "other")], revision: here.revision });
+	await expect(chats.saveAt({ chatId: "c", messages: [...here.messages, message("2", "here")], revision: here.revision })).rejects.toThrow(
+		ConflictError,
+	);
+	expect((await chats.load("c")).map((m) => m.id)).toEqual(["1", "2"]);
+	// The order of keys is no difference.
+	const turned = (await chats.load("c")).map(({ id, role, parts }) => ({ parts, role, id }) as UIMessage);
+	expect(await chats.saveAt({ chatId: "c", messages: turned })).toBe(other);
+	expect(await chats.saveAt({ chatId: "c", messages: turned.slice(0, 1), revision: other })).toBe(other + 1);
+});
+
+test("a store of an unknown scheme is refused", () => {
+	for (const store of ["sqlite:///x.db", "file:x", "Pebble:x"]) expect(() => absolute(store)).toThrow(/no scheme/);
+	expect(absolute("pebble:/x")).toBe("pebble:/x");
+	expect(absolute("./sqlite:x")).toMatch(/sqlite:x$/);
 });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import subprocess
@@ -41,6 +42,9 @@ def absolute(store: str | os.PathLike[str]) -> str:
     """Returns a store that is the same from any working directory."""
     store = os.fspath(store)
     d = directory(store)
+    unknown = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:", d)  # One letter is a drive.
+    if unknown:
+        raise ValueError(f"{store!r}: there is no scheme {unknown[0]!r}: want DIR, pebble:DIR or badger:DIR")
     if not d:
         raise ValueError(f"{store!r} has no directory: start `turnstone serve`, and connect with its address")
     return store[: len(store) - len(d)] + os.path.abspath(d)
@@ -82,7 +86,7 @@ def start(store: str, idle: float) -> bool:
         warnings.seek(0)
         text = warnings.read().decode(errors="replace").strip()
     if "another process serves on" not in text:
-        raise errors.unavailable(text or "the server has ended")
+        raise errors.unavailable(text or f"{command()} has ended, and said nothing: is it the command of Turnstone?")
     return False
 
 
