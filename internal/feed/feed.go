@@ -9,8 +9,9 @@
 //	numbered   [7 A][8 B][9 A]                by the next reader, who removes what was told
 //	trimmed    the oldest, by collections, when they have had their numbers for as long as the feed keeps them
 //
-// What is told is numbered from one snapshot, the oldest first. The times of one session's commits grow in their order, whatever clocks say, because the head has the time of the last one. So the numbers of a session's commits are in their order,
-// and a deletion has its number after all that was told of the session. Of two sessions, what was acknowledged before
+// What is told is numbered from one snapshot, the oldest first. The times of one session's commits grow in their order,
+// whatever clocks say, because the head has the time of the last one. So the numbers of a session's commits are in their
+// order, and a deletion has its number after all that was told of the session. Of two sessions, what was acknowledged before
 // something else began has the lower number, unless more than a page waits and clocks differ.
 //
 // While the feed is off, commits do not look at it: the head of each session says whether they tell. All other
