@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
@@ -51,10 +52,12 @@ var operations = []operation{
 				}
 				c.in.At = cmp.Or(i.Revision, turnstone.RevisionZero)
 			}
-			if err := send(&wire.Item{At: &c.in.At}); err != nil {
-				return err
-			}
+			// The answer begins with the first node, so that what can't be read at all fails as it does in load.
+			begin := sync.OnceValue(func() error { return send(&wire.Item{At: &c.in.At}) })
 			for n, err := range c.session.Nodes(ctx, c.in.Scope) {
+				if err == nil {
+					err = begin()
+				}
 				switch {
 				case err != nil:
 					return err
@@ -71,7 +74,7 @@ var operations = []operation{
 			if !c.in.Behind.IsZero() {
 				return fmt.Errorf("%w: %s, behind which the rest was to be sent", turnstone.ErrNodeNotFound, c.in.Behind)
 			}
-			return nil
+			return begin()
 		}),
 	read("node", "Returns one node, by its id or by the caller's key.", func(ctx context.Context, c call[wire.NodeRequest]) (*wire.Node, error) {
 		if c.in.Key != "" && c.in.Node.IsZero() {

@@ -132,3 +132,23 @@ func TestOP1_MaintenanceThatContradictsItselfIsRefused(t *testing.T) {
 		t.Errorf("after all refusals: %s", got)
 	}
 }
+
+// What can't be read at all fails alike, however much of it was asked for at once.
+func TestSV5_NodesAndLoadFailAlike(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	h.post("commit", `{"session":"s","nodes":[{"kind":"u","payload":"x"}]}`)
+	for scope, kind := range map[string]string{
+		`"at":7`: "revision-not-found", `"last":-1`: "invalid", `"full":true,"last":1`: "invalid", `"after":9`: "revision-not-found",
+		`"leaf":"` + strings.Repeat("0a", 32) + `"`: "node-not-found", `"incarnation":"` + strings.Repeat("0a", 16) + `"`: "session-deleted",
+	} {
+		for _, name := range []string{"load", "nodes"} {
+			if a := h.ask("POST", "/v1/"+name, `{"session":"s",`+scope+`}`); a.kind != kind || a.status/100 != 4 {
+				t.Errorf("%s %s: %d %s", name, scope, a.status, a.body)
+			}
+		}
+	}
+	if got := h.post("nodes", `{"session":"s","after":1}`); !strings.HasPrefix(got, `{"at":1}`) {
+		t.Error(got)
+	}
+}
