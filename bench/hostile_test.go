@@ -26,7 +26,7 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
-var attacks = flag.Int("attacks", 200_000, "requests of BenchmarkHostile that are meant to harm")
+var attacks = flag.Int("attacks", 2000, "requests of BenchmarkHostile that are meant to harm")
 
 // BenchmarkHostile has four tenants commit through a server of its own process, first alone and then beside a token that
 // sends requests which are meant to harm: long lists, bodies that are announced and do not come, what is no JSON, uploads
