@@ -8,11 +8,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/shared"
@@ -33,60 +31,57 @@ func listen(ctx context.Context, address string, log *slog.Logger) (net.Listener
 	if err != nil {
 		return nil, err
 	}
-	l, err := listenUnix(ctx, path)
+	s := &socket{path: path, unlock: unlocked, came: make(chan net.Conn), closed: make(chan struct{})}
+	if err := checkReplaceable(path); err != nil {
+		return nil, errors.Join(err, unlocked())
+	}
+	refused := func(err error) { log.Warn("a connection was refused", "socket", path, "error", err) }
+	s.on, err = shared.Listen(func() (string, error) { return path, nil }, s.take, refused)
+	if errors.Is(err, syscall.EINVAL) {
+		err = fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
+	}
 	if err != nil {
 		return nil, errors.Join(err, unlocked())
 	}
-	s := &socket{path: path, log: log, unlock: unlocked, came: make(chan net.Conn), closed: make(chan struct{})}
-	s.add(l)
-	s.looks.Go(s.watch)
 	return s, nil
 }
 
-func listenUnix(ctx context.Context, path string) (*net.UnixListener, error) {
+// checkReplaceable returns an error if something is at a path that is no socket, or one that a process listens on.
+func checkReplaceable(path string) error {
 	switch i, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
+		return nil
 	case err != nil:
-		return nil, err
+		return err
 	case i.Mode()&fs.ModeSocket == 0:
-		return nil, usageError{fmt.Errorf("%s is there, and no socket", path)}
-	default:
-		if c, err := net.Dial("unix", path); err == nil {
-			return nil, errors.Join(fmt.Errorf("%w: another process listens on %s", engine.ErrUnavailable, path), c.Close())
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
+		return usageError{fmt.Errorf("%s is there, and no socket", path)}
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "unix", path)
-	if errors.Is(err, syscall.EINVAL) {
-		return nil, fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
+	if c, err := net.Dial("unix", path); err == nil {
+		return errors.Join(fmt.Errorf("%w: another process listens on %s", engine.ErrUnavailable, path), c.Close())
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l.(*net.UnixListener), nil
+	return nil
 }
 
-// A socket is a listener on a Unix socket, for processes of this user. The mode of the file says so as well, but only a
-// moment after the socket can be connected to. If the file is removed, the socket is made again.
+// A socket is a shared.Listener as a net.Listener, with the lock of its path.
 type socket struct {
 	path   string
-	log    *slog.Logger
+	on     *shared.Listener
 	unlock func() error
 	came   chan net.Conn
 	closed chan struct{}
 	once   sync.Once
-	looks  sync.WaitGroup // watch
-
-	mu  sync.Mutex          // guards all
-	all []*net.UnixListener // the one whose socket is at path
 }
 
+// take hands a connection to Accept.
+func (s *socket) take(c *net.UnixConn) {
+	select {
+	case s.came <- c:
+	case <-s.closed:
+		_ = c.Close()
+	}
+}
+
+// Addr implements net.Listener.
 func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
 
 // Accept implements net.Listener.
@@ -103,69 +98,7 @@ func (s *socket) Accept() (net.Conn, error) {
 func (s *socket) Close() (err error) {
 	s.once.Do(func() {
 		close(s.closed)
-		s.looks.Wait() // It may be about to make the socket again.
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for _, l := range s.all {
-			err = errors.Join(err, l.Close())
-		}
-		err = errors.Join(err, s.unlock())
+		err = errors.Join(s.on.Close(), s.unlock())
 	})
 	return err
-}
-
-// add takes connections from a listener, too. Those that have come to an earlier one go on.
-func (s *socket) add(l *net.UnixListener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, before := range s.all { // Nobody can connect to it any more, and who has is accepted by then.
-		before.SetUnlinkOnClose(false)
-		time.AfterFunc(5*time.Second, func() { _ = before.Close() })
-	}
-	s.all = []*net.UnixListener{l}
-	go func() {
-		for {
-			c, err := l.AcceptUnix()
-			switch {
-			case errors.Is(err, net.ErrClosed):
-				return
-			case err != nil: // There are no descriptors: wait for some.
-				time.Sleep(10 * time.Millisecond)
-				continue
-			}
-			if err := shared.SameUser(c); err != nil && (runtime.GOOS == "linux" || runtime.GOOS == "darwin") {
-				s.log.Warn("a connection was refused", "socket", s.path, "error", err)
-				_ = c.Close()
-				continue
-			}
-			select {
-			case s.came <- c:
-			case <-s.closed:
-				_ = c.Close()
-			}
-		}
-	}()
-}
-
-// watch makes the socket again when its file is gone.
-func (s *socket) watch() {
-	const every = 500 * time.Millisecond
-	look := time.NewTicker(every)
-	defer look.Stop()
-	for {
-		select {
-		case <-s.closed:
-			return
-		case <-look.C:
-		}
-		if _, err := os.Lstat(s.path); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		l, err := listenUnix(context.Background(), s.path)
-		if err != nil { // The directory may be gone as well.
-			continue
-		}
-		s.log.Warn("the socket was removed, and is made again", "socket", s.path)
-		s.add(l)
-	}
 }

@@ -112,7 +112,7 @@ func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error)
 // greeted reads the owner's greeting, and checks that the owner is of the same user, version and driver, and has the
 // same directory.
 func (s *conn) greeted(e *Engine) error {
-	if err := SameUser(s.UnixConn); err != nil {
+	if err := sameUser(s.UnixConn); err != nil {
 		return err
 	}
 	hello, err := readFrame(s.in, maxRequest)

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
-	"os"
 	"sync"
 	"time"
 
@@ -30,16 +28,14 @@ type owner struct {
 	moved  bool          // the store was moved; guarded by vacuum
 
 	// What it serves others with; nil if it can't.
-	lock io.Closer
+	lock     io.Closer
+	listener *Listener
 
 	closing chan struct{}
-	looks   sync.WaitGroup // watch
 	once    sync.Once
 	closed  error // what Close returned
 
-	mu      sync.Mutex        // guards the fields below
-	heard   *net.UnixListener // of the socket at its path
-	socket  os.FileInfo       // what is there, to remove no other one
+	mu      sync.Mutex // guards conns
 	conns   map[*net.UnixConn]struct{}
 	serving sync.WaitGroup // the goroutines that answer
 }
@@ -71,89 +67,25 @@ func own(e *Engine) (_ *owner, err error) {
 	if lock == nil {
 		return o, nil
 	}
-	if o.listen() != nil { // Others are told that the store is not shared.
-		o.lock, o.heard = nil, nil
+	l, lerr := Listen(e.socket, o.accept, nil)
+	if lerr != nil { // Others are told that the store is not shared.
+		o.lock = nil
 		if err := lock.Close(); err != nil {
 			return nil, errors.Join(err, driver.Close())
 		}
 		return o, nil
 	}
-	o.looks.Go(o.watch)
+	o.listener = l
 	return o, nil
 }
 
-// watch listens anew when the socket was removed.
-func (o *owner) watch() {
-	look := time.NewTicker(500 * time.Millisecond)
-	defer look.Stop()
-	for {
-		select {
-		case <-o.closing:
-			return
-		case <-look.C:
-		}
-		if name, err := o.of.socket(); err == nil {
-			if _, err = os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
-				_ = o.listen() // If that is not possible now, it may be later.
-			}
-		}
+// accept serves a connection, unless o closes.
+func (o *owner) accept(c *net.UnixConn) {
+	if !o.enter(c) {
+		c.Close()
+		return
 	}
-}
-
-// listen begins to listen on the socket. One that is there already is of an owner that was killed.
-func (o *owner) listen() (err error) {
-	name, err := o.of.socket()
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
-	if err != nil {
-		return err
-	}
-	l.SetUnlinkOnClose(false)
-	i, err := os.Lstat(name)
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	select {
-	case <-o.closing:
-		return errors.Join(os.Remove(name), l.Close())
-	default:
-	}
-	if before := o.heard; before != nil { // Nobody can connect to it any more, and who has is accepted by then.
-		time.AfterFunc(5*time.Second, func() { _ = before.Close() })
-	}
-	o.heard, o.socket = l, i
-	go o.accept(l)
-	return nil
-}
-
-// accept serves connections until o closes, or the listener.
-func (o *owner) accept(l *net.UnixListener) {
-	for {
-		c, err := l.AcceptUnix()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			select {
-			case <-o.closing:
-				return
-			case <-time.After(10 * time.Millisecond): // for example, this process has no file descriptors left
-				continue
-			}
-		}
-		if SameUser(c) != nil || !o.enter(c) {
-			c.Close()
-			continue
-		}
-		go o.serve(c)
-	}
+	go o.serve(c)
 }
 
 // enter notes a connection that is to be served. It returns false if o closes.
@@ -354,9 +286,8 @@ func (o *owner) Close() error {
 		o.mu.Lock()
 		close(o.closing)
 		o.mu.Unlock()
-		o.looks.Wait() // It may be about to make the socket again.
-		if o.heard != nil {
-			o.closed = o.unlisten()
+		if o.listener != nil {
+			o.closed = o.listener.Close()
 			o.rest()
 		}
 		o.moving.Lock()
@@ -367,17 +298,6 @@ func (o *owner) Close() error {
 		}
 	})
 	return o.closed
-}
-
-// unlisten removes the socket, unless somebody has replaced it. Nothing is added to o.heard any more.
-func (o *owner) unlisten() error {
-	name, err := o.of.socket()
-	if err == nil {
-		if now, lerr := os.Lstat(name); lerr == nil && os.SameFile(now, o.socket) {
-			err = os.Remove(name)
-		}
-	}
-	return errors.Join(err, o.heard.Close())
 }
 
 // rest waits until requests that are under way are answered, and cuts off those that take long.

@@ -96,7 +96,7 @@ func TestAPeerOfAnotherUserIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := SameUser(c.(*net.UnixConn)); err != nil {
+	if err := sameUser(c.(*net.UnixConn)); err != nil {
 		t.Error(err)
 	}
 	other := func(int) (int, error) { return os.Geteuid() + 1, nil }

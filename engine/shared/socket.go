@@ -1,6 +1,7 @@
 package shared
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +19,9 @@ func (e *Engine) socket() (string, error) {
 	}
 	return path, nil
 }
+
+// errSystem says that this system does not tell who is at the other end of a socket.
+var errSystem = errors.New("shared: this system does not tell who is at the other end of a socket")
 
 // peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is
 // that of this process.

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SameUser returns an error unless the process at the other end of a Unix socket is of this process's user: see
+// sameUser returns an error unless the process at the other end of a Unix socket is of this process's user: see
 // LOCAL_PEERCRED in unix(4).
-func SameUser(c *net.UnixConn) error {
+func sameUser(c *net.UnixConn) error {
 	return peer(c, func(fd int) (uid int, err error) {
 		cred, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
 		if err != nil {

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// SameUser returns an error unless the process at the other end of a Unix socket is of this process's user: see
+// sameUser returns an error unless the process at the other end of a Unix socket is of this process's user: see
 // SO_PEERCRED in unix(7).
-func SameUser(c *net.UnixConn) error {
+func sameUser(c *net.UnixConn) error {
 	return peer(c, func(fd int) (uid int, err error) {
 		cred, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 		if err != nil {
