@@ -106,8 +106,8 @@ func erasure(v *gc.VacuumReport, r *gc.Receipt) *Erasure {
 // rest; so does Vacuum, but for ids in the feed. A receipt of a repeated call knows of shared bytes only as far
 // as the session's records were still there.
 //
-// Text that a host has put into other sessions as well is there still, and
-// a server keeps bytes in its files for a while: see the driver's Vacuum.
+// Erase does not remove text that a host has put into other sessions as well. The server of a database keeps bytes in
+// its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o EraseOptions) (*Erasure, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err

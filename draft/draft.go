@@ -1,9 +1,10 @@
 // Package draft keeps the part of a turn that is there already, such as the text that a model has streamed so far,
 // until the commit of the turn takes its place. So a host that was killed goes on with what its users have seen.
 //
-// A draft is records of a session (see turnstone.Record): pieces of 16 KiB, and one record with the number of
-// pieces and the draft's life: random text, new whenever the content does not only grow at its end. Set writes only the
-// pieces that have changed. Set and Done guard the record with the number; a change writes or deletes it. A draft is no part of the history: no revision has it, and a fork begins without it.
+// A draft consists of records of a session (see turnstone.Record). Its content is in pieces of 16 KiB. One record more
+// has the number of pieces, and the draft's life: random text, which is new whenever the content changes otherwise than
+// by growing at its end. Set writes only the pieces that have changed. Set and Done guard the record with the number, and
+// every change writes or deletes it. A draft is not part of the history: no revision has it, and a fork begins without it.
 package draft
 
 import (

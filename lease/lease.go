@@ -315,8 +315,9 @@ func (l *Lease) free(ctx context.Context, st *standing, steal bool) error {
 	return st.heldError()
 }
 
-// alsoOf reads the leases that are acquired with one: those of the options, or those that were acquired with its last
-// holding and are under that still. Leases that belong together are not mixed with others: then the error is a *HeldError.
+// alsoOf reads the leases that are acquired with one. If leases that its last holder acquired with it still stand under
+// it, it is these, and otherwise those of the options. Leases that belong together are not mixed with others: then the
+// error is a *HeldError.
 func (l *Lease) alsoOf(ctx context.Context, first *standing) (also []standing, err error) {
 	for _, key := range first.owner.Also {
 		st, err := look(ctx, l.session, key, 0)

@@ -90,7 +90,7 @@ var effects = []behaviour{
 				}
 			}
 		})
-		got, first, err := effect.Record(ctx, s.session("a"), "turn/1", "size/3000000", content(2_000_000)) // It leaves no pieces.
+		got, first, err := effect.Record(ctx, s.session("a"), "turn/1", "size/3000000", content(2_000_000)) // The later result is refused, and leaves no pieces.
 		s.must(err)
 		s.equal("second", []any{len(got), first}, []any{3_000_000, false})
 		s.must(effect.Drop(ctx, s.session("a"), "turn/1"))
@@ -117,7 +117,7 @@ var effects = []behaviour{
 			s.must(err)
 			s.equal("after a commit that was refused", ids, []string{"large", "one", "two"})
 		})
-		for i := range 2 { // The turn again is the first one.
+		for i := range 2 { // The turn is committed once, however often it is asked for.
 			r, err := effect.Commit(ctx, s.session("a"), turnstone.Commit{Turn: "t", Nodes: texts("done"), Records: set("k", "v")})
 			s.must(err)
 			s.equal("result", []any{r.Revision, len(r.Records), r.Replayed}, []any{1, 1, i == 1})
@@ -131,7 +131,7 @@ var effects = []behaviour{
 				keys = append(keys, r.Key)
 			}
 			s.equal("records", keys, []string{".effect.done/t", "effect/other/stays", "k"})
-			// Who is at work on the turn still is told, and repeats nothing.
+			// A worker that has not noticed the commit is told of it, and repeats nothing.
 			_, err = effect.Do(ctx, s.session("a"), "t", "one", func(context.Context) ([]byte, error) { return nil, errors.New("it was repeated") })
 			s.is(err, effect.ErrTurnStands)
 			_, _, err = effect.Record(ctx, s.session("a"), "t", "late", []byte("x"))

@@ -119,7 +119,7 @@ var lanes = []behaviour{
 		s.must(y.Renew(ctx))
 		c.pass(59 * time.Second)
 		s.heldBy("a", "first", "one", c.holder("two"))
-		// Who takes the first over gets those that still are under it.
+		// A worker that takes over the first lease gets the leases that still stand under it.
 		c.pass(time.Second)
 		taken := s.acquire("a", "first", c.holder("three"))
 		var keys []string

@@ -26,9 +26,9 @@ type Join struct {
 
 // ClaimJoined is Claim for several messages, which one turn is to consume: the first one that nobody has claimed, and as
 // Message.Joined those behind it that go with it and that nobody has claimed either. They are claimed in one batch,
-// acknowledged in one, and given back together. If the worker crashes, all that are there still are claimed again
-// together and with no others, by Claim as well, and whatever Join there is: a turn that is run again has the same
-// input. ClaimID does not claim one of them but the first. Messages whose ids are longer than about half a kilobyte are
+// acknowledged in one, and given back together. If the worker crashes, those that were not acknowledged are claimed
+// again together and with no others, by Claim as well, whatever Join says then: a turn that is run again has the same
+// input. Of such messages ClaimID claims the first one only. Messages whose ids are longer than about half a kilobyte are
 // not joined.
 func ClaimJoined(ctx context.Context, s turnstone.Persistence, name string, o lease.Options, j Join) (*Message, error) {
 	if err := check(s != nil, name, o); err != nil {
@@ -129,7 +129,7 @@ func (from source) takeJoined(ctx context.Context, s turnstone.Persistence, name
 	}
 }
 
-// hasOwn reports whether a change of a record is in options that were made from the caller's, and not in those.
+// hasOwn reports whether this package has added a change of the record to the caller's options, which makes all.
 func hasOwn(callers lease.Options, all *lease.Options, key string) bool {
 	of := func(c turnstone.RecordChange) bool { return c.Key == key }
 	return slices.ContainsFunc(all.With, of) && !slices.ContainsFunc(callers.With, of)

@@ -278,7 +278,8 @@ func (from source) claim(ctx context.Context, name string, o lease.Options) (*Me
 					return m, nil
 				}
 			}
-			held := errors.Is(err, lease.ErrHeld) || errors.Is(err, lease.ErrForeign) // A claim that is none keeps others from no message behind it.
+			// A record that is no claim, in the place of one, does not hide the messages behind it.
+			held := errors.Is(err, lease.ErrHeld) || errors.Is(err, lease.ErrForeign)
 			if held {
 				none = ErrAllClaimed
 			}
@@ -302,9 +303,10 @@ func take(ctx context.Context, s turnstone.Persistence, name string, r turnstone
 			return nil, nil
 		}
 		var held *lease.HeldError
-		if errors.As(err, &held) && strings.HasPrefix(held.With, claimPrefix+prefix(name)) && !o.Steal { // It is claimed again with the first of those that it was joined to.
+		// A joined message is claimed again with the first one of its batch.
+		if errors.As(err, &held) && strings.HasPrefix(held.With, claimPrefix+prefix(name)) && !o.Steal {
 			_, rerr := s.Record(ctx, strings.TrimPrefix(held.With, claimPrefix))
-			if errors.Is(rerr, turnstone.ErrRecordNotFound) { // Somebody has removed that one, and not as this package does.
+			if errors.Is(rerr, turnstone.ErrRecordNotFound) { // Somebody has removed the first one without this package.
 				o.Steal = true
 				continue
 			}
@@ -316,7 +318,7 @@ func take(ctx context.Context, s turnstone.Persistence, name string, r turnstone
 	}
 }
 
-// standsAs returns the check that a message is there still.
+// standsAs returns the change that succeeds only if the record of a message is as it was read.
 func standsAs(r turnstone.Record) turnstone.RecordChange {
 	return turnstone.RecordChange{Key: r.Key, Action: turnstone.CheckRecord, Expect: r.Version}
 }
@@ -331,7 +333,7 @@ func claimed(ctx context.Context, s turnstone.Persistence, name string, r turnst
 		}
 		r, err := s.Record(ctx, prefix(name)+key)
 		if errors.Is(err, turnstone.ErrRecordNotFound) {
-			continue // Somebody has removed it, and not as this package does.
+			continue // Somebody has removed it without this package.
 		}
 		if err != nil {
 			return nil, orReturned(ctx, l, err)

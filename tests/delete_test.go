@@ -154,7 +154,7 @@ func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
 		}
 	}
 
-	// A session whose data are there still is found by its id.
+	// A session that is not vacuumed yet is found by its id.
 	create(t, st, turnstone.Request{ID: "erased"}, random(3000, 1))
 	remove(t, st, "erased")
 	now = now.Add(2 * time.Hour)

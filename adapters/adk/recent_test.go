@@ -1,10 +1,8 @@
 package adk_test
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -12,70 +10,47 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // What is asked for of a session costs the same whatever its history.
 func TestAD9_AReadCostsWhatItReturns(t *testing.T) {
-	const size = 1500    // bytes of an event, about
-	const unsealed = 256 // commits that are not in a segment yet, at most; a segment has as many
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	e := &storetest.Counted{Engine: memory.New()}
-	store, err := turnstone.Open(ctx, e, &turnstone.Options{Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
-	s := adk.NewSessions(store.Factory())
-	rng := rand.New(rand.NewPCG(1, 2))
-	for _, n := range []int{30, 300, 3000} {
-		user := fmt.Sprint("user", n)
+	storetest.CostsWhatItReturns(t, func(store turnstone.Factory, n int, tick func() (time.Time, string)) map[string]func() {
+		s, user := adk.NewSessions(store), fmt.Sprint("user", n)
 		made, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: user, SessionID: "chat"})
 		if err != nil {
 			t.Fatal(err)
 		}
+		var now time.Time
 		for i := range n {
-			now = now.Add(time.Hour)
-			text := make([]byte, size/2)
-			for i := range text {
-				text[i] = byte(rng.Uint32())
-			}
-			said := event(fmt.Sprint(i), hex.EncodeToString(text), nil)
+			text := ""
+			now, text = tick()
+			said := event(fmt.Sprint(i), text, nil)
 			said.Timestamp = now
 			if err := s.AppendEvent(ctx, made.Session, said); err != nil {
 				t.Fatal(err)
 			}
 		}
-		get := func(r session.GetRequest) (events int) {
+		got := func(events int, r session.GetRequest) func() {
 			r.AppName, r.UserID, r.SessionID = "app", user, "chat"
-			got, err := s.Get(ctx, &r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return got.Session.Events().Len()
-		}
-		for name, f := range map[string]func() int{
-			"the last 10":      func() int { return get(session.GetRequest{NumRecentEvents: 10}) },
-			"since the last 5": func() int { return get(session.GetRequest{After: now.Add(-4 * time.Hour)}) },
-			"a list": func() int {
-				r, err := s.List(ctx, &session.ListRequest{AppName: "app", UserID: user})
-				if err != nil || len(r.Sessions) != 1 {
-					t.Fatal(r, err)
+			return func() {
+				one, err := s.Get(ctx, &r)
+				if err != nil || one.Session.Events().Len() != events {
+					t.Errorf("%+v of %d events, %v", one, n, err)
 				}
-				return r.Sessions[0].Events().Len()
-			},
-		} {
-			e.Bytes.Store(0)
-			events := f()
-			if want := map[string]int{"the last 10": 10, "since the last 5": 5}[name]; events != want {
-				t.Errorf("%s: %d events", name, events)
-			}
-			if cost := e.Bytes.Load(); cost > 2*unsealed*size {
-				t.Errorf("%s of %d events reads %d bytes", name, n, cost)
 			}
 		}
-	}
+		return map[string]func(){
+			"the last 10":      got(10, session.GetRequest{NumRecentEvents: 10}),
+			"since the last 5": got(5, session.GetRequest{After: now.Add(-4 * time.Hour)}),
+			"a list": func() {
+				all, err := s.List(ctx, &session.ListRequest{AppName: "app", UserID: user})
+				if err != nil || len(all.Sessions) != 1 || all.Sessions[0].Events().Len() != 0 {
+					t.Errorf("%+v, %v", all, err)
+				}
+			},
+		}
+	})
 }
 
 // An event whose time is later than that of its commit is found by its time.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 
 	"trpc.group/trpc-go/trpc-agent-go/session"
 
@@ -63,4 +64,28 @@ func (w *wanted) enough(n *turnstone.Node) bool {
 		}
 	}
 	return o.EventNum > 0 && w.events >= o.EventNum
+}
+
+// Rewind makes an event the last one of a session, or leaves it without events if last is "". State, summaries and tracks
+// of the session are what they were then; the state of the user and the app stays. Rewind returns the session as it is
+// then. What was appended since stays in the store, on a branch of its own. If the session has no event of that id, the
+// error matches turnstone.ErrNodeNotFound.
+func (s *Sessions) Rewind(ctx context.Context, key session.Key, last string) (*session.Session, error) {
+	if err := key.CheckSessionKey(); err != nil {
+		return nil, err
+	}
+	is := func(n *turnstone.Node) bool {
+		var e struct {
+			ID string `json:"id"`
+		}
+		return n.Kind != trackKind && json.Unmarshal(n.Payload, &e) == nil && e.ID == last
+	}
+	if last == "" {
+		is = nil
+	}
+	err := s.with(ctx, key, func(h turnstone.Persistence) error { return adapter.Rewind(ctx, h, is) })
+	if err != nil {
+		return nil, fmt.Errorf("trpc: session %q: event %q: %w", key.SessionID, last, err)
+	}
+	return s.get(ctx, key, &session.Options{})
 }

@@ -1,12 +1,10 @@
 package trpc_test
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -18,77 +16,52 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/trpc"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // What is asked for of a session costs the same whatever its history.
 func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
-	const event = 1500   // bytes, about
-	const unsealed = 256 // commits that are not in a segment yet, at most; a segment has as many
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	e := &storetest.Counted{Engine: memory.New()}
-	store, err := turnstone.Open(ctx, e, &turnstone.Options{Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
-	s := trpc.NewSessions(store.Factory(), trpc.Options{})
-	reads := map[string][]session.Option{
-		"the last 10":          {session.WithEventNum(10)},
-		"since the last 5":     nil,
-		"a page of 10":         {session.WithGetSessionEventPage(5, 10)},
-		"no events in a list":  {session.WithListSessionOnlyMeta()},
-		"a list of the last 3": {session.WithEventNum(3)},
-	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	for _, n := range []int{30, 300, 3000} {
-		key := session.Key{AppName: "app", UserID: fmt.Sprint("user", n), SessionID: "chat"}
-		of, err := s.CreateSession(ctx, key, session.StateMap{"k": []byte("v")})
-		if err != nil {
-			t.Fatal(err)
-		}
+	storetest.CostsWhatItReturns(t, func(store turnstone.Factory, n int, tick func() (time.Time, string)) map[string]func() {
+		s := trpc.NewSessions(store, trpc.Options{})
+		user := session.UserKey{AppName: "app", UserID: fmt.Sprint("user", n)}
+		key := session.Key{AppName: "app", UserID: user.UserID, SessionID: "chat"}
+		of := must(s.CreateSession(ctx, key, session.StateMap{"k": []byte("v")}))
+		var now time.Time
 		for i := range n {
-			now = now.Add(time.Hour)
-			role := model.RoleAssistant
+			role, text := model.RoleAssistant, ""
 			if i%2 == 0 {
 				role = model.RoleUser
 			}
-			text := make([]byte, event/2)
-			for i := range text {
-				text[i] = byte(rng.Uint32())
-			}
-			said := say(i, role, hex.EncodeToString(text), nil)
+			now, text = tick()
+			said := say(i, role, text, nil)
 			said.Timestamp = now
 			if err := s.AppendEvent(ctx, of, said); err != nil {
 				t.Fatal(err)
 			}
 		}
-		reads["since the last 5"] = []session.Option{session.WithEventTime(now.Add(-5 * time.Hour))}
-		for name, options := range reads {
-			e.Bytes.Store(0)
-			var events int
-			if name == "no events in a list" || name == "a list of the last 3" {
-				all, err := s.ListSessions(ctx, session.UserKey{AppName: "app", UserID: key.UserID}, options...)
-				if err != nil || len(all) != 1 {
-					t.Fatal(all, err)
+		// got returns a read that returns so many events, from one that is of a user on.
+		got := func(events int, options ...session.Option) func() {
+			return func() {
+				if one := must(s.GetSession(ctx, key, options...)); len(one.Events) != events {
+					t.Errorf("%d of %d events, want %d", len(one.Events), n, events)
 				}
-				events = len(all[0].Events)
-			} else {
-				got, err := s.GetSession(ctx, key, options...)
-				if err != nil {
-					t.Fatal(err)
-				}
-				events = len(got.Events)
-			}
-			if events > 10 {
-				t.Errorf("%s: %d events", name, events)
-			}
-			if cost := e.Bytes.Load(); cost > 2*unsealed*event {
-				t.Errorf("%s of %d events reads %d bytes", name, n, cost)
 			}
 		}
-	}
+		listed := func(events int, options ...session.Option) func() {
+			return func() {
+				if all := must(s.ListSessions(ctx, user, options...)); len(all) != 1 || len(all[0].Events) != events {
+					t.Errorf("%+v", all)
+				}
+			}
+		}
+		return map[string]func(){
+			"the last 10":          got(10, session.WithEventNum(10)),
+			"since the last 6":     got(6, session.WithEventTime(now.Add(-5*time.Hour))),
+			"a page of 10":         got(10, session.WithGetSessionEventPage(5, 10)),
+			"a list without any":   listed(0, session.WithListSessionOnlyMeta()),
+			"a list of the last 4": listed(4, session.WithEventNum(4)),
+		}
+	})
 }
 
 // An event whose time is later than that of its commit is found by its time.

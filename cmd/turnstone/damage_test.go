@@ -18,8 +18,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// harms are what happens to a file of a store at rest. older and foreign are the files of the same name of the store as it
-// was before, and of another one.
+// harms are what happens to a file of a store at rest. older is the file of the same name as the store had it before, and
+// foreign that of another store.
 var harms = []struct {
 	name string
 	do   func(file, older, foreign []byte) (damaged []byte, gone bool)
@@ -78,8 +78,8 @@ func filled(t *testing.T, url, dir string, seed int) (older string) {
 	return older
 }
 
-// Whatever happens to a file of a store: each command that reads prints what it printed before, or fails and says why, in a
-// moment, and none makes a new store over the old one.
+// Whatever happens to a file of a store, each command that reads prints what it printed before, or fails in a moment and
+// says why, and none makes a new store over the old one.
 func TestVF7_CommandsTellOfDamage(t *testing.T) {
 	testkit.Slow(t)
 	testkit.OneGoroutine(t)

@@ -16,7 +16,7 @@ type driver struct {
 }
 
 // embedded are the engines in directories, the default first. The command and storetest go by this list.
-// Clients in Python and TypeScript name the engines in URLs themselves, and so do golden stores and benchmarks.
+// The clients in Python and TypeScript, the golden stores and the benchmarks do not: who adds an engine adds it there.
 var embedded = []driver{
 	{"pebble", func(dir string, o *Options) (engine.Engine, error) {
 		return opened(pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))

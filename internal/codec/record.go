@@ -1,5 +1,5 @@
-// Package codec encodes, checksums, compresses and compares stored values. A record has a type, a version and a checksum over
-// its key and content. Its body is CBOR in a deterministic encoding. Compressed bytes state the
+// Package codec encodes, checksums, compresses and compares stored values. A record has a type, a version and a checksum
+// over its key and content. Its body is CBOR in a deterministic encoding. Compressed bytes state the
 // length of their content, so that reading is bounded.
 package codec
 

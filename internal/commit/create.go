@@ -128,8 +128,8 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 
 // Made implements Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
 // made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
-// the session id. So if that record still is as the attempt has guarded it, the session was not made, unless there was
-// time to forget the record of a deletion.
+// the session id. So if that record has not changed since the attempt guarded it, the session was not made, unless there
+// was time to forget the record of a deletion.
 func (n *creator) Made(ctx context.Context) (bool, error) {
 	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash), n.Space.Forgotten())
 	if err == nil && vs[0] == nil {

@@ -292,9 +292,9 @@ func (c *call) apply(ctx context.Context) error {
 	return engine.ErrConflict
 }
 
-// recordsOutcome finds out whether an earlier attempt of a call without commits stands. A record of
-// the version that the call gives says that it does: errStands. One that is expected to be of
-// a version, which never recurs, and still is says that it does not.
+// recordsOutcome finds out whether an earlier attempt of a call without commits stands. If a record has the version that
+// the call gives, the attempt stands, and the error is errStands. If a record still has the version that the call
+// expects, the attempt does not stand, as no version recurs.
 func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 	if !c.Unknown {
 		return nil

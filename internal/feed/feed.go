@@ -11,8 +11,8 @@
 //
 // What is told is numbered from one snapshot, the oldest first. The times of one session's commits grow in their order,
 // whatever clocks say, because the head has the time of the last one. So the numbers of a session's commits are in their
-// order, and a deletion has its number after all that was told of the session. Of two sessions, what was acknowledged before
-// something else began has the lower number, unless more than a page waits and clocks differ.
+// order, and a deletion has its number after all that was told of the session. Of two sessions, what was acknowledged
+// before something else began has the lower number, unless more than a page waits and clocks differ.
 //
 // While the feed is off, commits do not look at it: the head of each session says whether they tell. All other
 // changes, those of records too, read the record that says whether the feed is on, and guard it. Of the changes of one

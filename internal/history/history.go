@@ -16,9 +16,9 @@
 //
 // # Layers
 //
-// A fork copies no history, unless it would have too many ancestors (internal/commit/flatten.go). Its origin names, for each ancestor, the last commit and how
-// many nodes of that commit the fork shares. The part of one incarnation's history that a
-// session reads is a [Layer]. The layers of a session go from its oldest ancestor to the
+// A fork copies no history, unless it would have too many ancestors (internal/commit/flatten.go). Its origin names, for
+// each ancestor, the last commit and how many nodes of that commit the fork shares. The part of one incarnation's history
+// that a session reads is a [Layer]. The layers of a session go from its oldest ancestor to the
 // session itself.
 //
 // # Verification

@@ -10,18 +10,18 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// URLs has a function for each engine. It begins a test on the engine, and returns the URL of a new store. It skips
-// the test if the engine's server is not there.
+// URLs has a function for each engine, by the engine's name. The function begins a test, and returns the URL of a new
+// store on the engine. If the engine needs a server that is not there, the function skips the test.
 var URLs = map[string]func(t testing.TB) string{
 	"memory":   func(testing.TB) string { return "mem:" },
 	"postgres": func(t testing.TB) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
 }
 
-// Embedded has a function for each engine that is in a directory. It opens the engine for this process alone.
+// Embedded has, for each engine that is in a directory, a function that opens it for this process alone.
 var Embedded = map[string]func(dir string) (engine.Engine, error){}
 
-// Engines has a function for each engine. It begins a test on the engine, and returns a function that opens a new
-// store. If the store is durable, calling that function again opens the same store.
+// Engines has a function for each engine, by the engine's name. The function begins a test, and returns another one that
+// opens a new store. If the store is durable, calling that one again opens the same store.
 var Engines = map[string]func(t *testing.T) func() (engine.Engine, error){}
 
 func init() {
