@@ -2,16 +2,20 @@ package server_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -220,5 +224,46 @@ func TestSV5_MethodsAndMediaTypesAreChecked(t *testing.T) {
 		if a := h.ask("POST", "/v1/list", "{}", c.header, c.value); a.status != c.status {
 			t.Errorf("%s: %s: %d %s", c.header, c.value, a.status, a.kind)
 		}
+	}
+}
+
+// A content whose pieces are whole and which is another one all the same is cut off before its end.
+func TestSV7_AnAttachmentOfAnotherContentIsCutOff(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	var ids [2][]byte
+	for i := range ids {
+		content := make([]byte, 3<<20)
+		_, _ = rand.NewChaCha8([32]byte{byte(i)}).Read(content)
+		var up struct{ Attachment struct{ ID string } }
+		stored := h.ask("PUT", fmt.Sprint("/v1/attachment?session=s&upload=", i), string(content))
+		if err := json.Unmarshal([]byte(stored.body), &up); err != nil {
+			t.Fatal(err)
+		}
+		ids[i], _ = hex.DecodeString(up.Attachment.ID)
+	}
+	var ks, bodies [2][]byte // of the lists of pieces
+	for p, err := range h.engine.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := codec.Decode(p.Key, p.Value, keys.Blob)
+		for i, id := range ids {
+			if err == nil && bytes.Contains(body, id) {
+				ks[i], bodies[i] = bytes.Clone(p.Key), bytes.Clone(body)
+			}
+		}
+	}
+	if bodies[0] == nil || bodies[1] == nil {
+		t.Fatal("there are no lists")
+	}
+	var b engine.Batch
+	b.Set(ks[0], codec.Encode(ks[0], keys.Blob, bytes.Replace(bodies[1], ids[1], ids[0], 1)))
+	if err := h.engine.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	a, err := h.do("GET", fmt.Sprintf("/v1/attachment?session=s&id=%x", ids[0]), nil)
+	if err == nil && a.status == 200 {
+		t.Errorf("%d bytes of another content came as if they were whole", len(a.body))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -103,5 +104,31 @@ func TestSV2_AWriteGoesOnWhenItsCallerGoesAway(t *testing.T) {
 	close(goOn)
 	if got := h.post("commit", `{"session":"s"}`, request, "1"); !strings.Contains(got, `"revision":1`) {
 		t.Error(got)
+	}
+}
+
+// A commit without a turn id is found again by another server on the same store, and its log does not show what it was
+// found by.
+func TestSV3_ACommitIsFoundByTheIDOfItsRequest(t *testing.T) {
+	e := memory.New()
+	hosts := make([]*host, 3)
+	for i := range hosts {
+		hosts[i] = serve(t, server.Options{}, func(h *host) { h.engine = e })
+	}
+	hosts[0].post("create", `{"id":"s"}`)
+	for name, body := range map[string]string{
+		"commit":     `{"session":"s","expected":"any","nodes":[{"kind":"k","payload":"x"}]}`,
+		"commit-all": `{"commits":[{"session":"s","expected":"any"},{"create":{"id":"t"},"expected":"any"}]}`,
+	} {
+		if first := hosts[0].post(name, body, request, name); strings.Contains(first, "replayed") {
+			t.Errorf("%s: %s", name, first)
+		}
+		if again := hosts[1].post(name, body, request, name); !strings.Contains(again, `"replayed":true`) {
+			t.Errorf("%s again: %s", name, again)
+		}
+	}
+	hosts[2].refuses("commit", `{"session":"s","expected":"any","nodes":[{"kind":"k","payload":"other"}]}`, "turn-conflict", 409, request, "commit")
+	if log := hosts[1].post("log", `{"session":"s"}`); strings.Contains(log, "turn\"") || !strings.Contains(log, `"revision":2`) || strings.Contains(log, `"revision":3`) {
+		t.Error(log)
 	}
 }

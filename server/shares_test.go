@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,18 +131,38 @@ func TestSV15_UploadsAndWatchesHaveShares(t *testing.T) {
 	}
 }
 
-// Any number of namespaces may be asked for. Those that nobody uses make room, and the default one stays.
+// Any number of namespaces may be asked for. Those that nobody uses make room, and the default one stays open.
 func TestSV15_IdleNamespacesMakeRoom(t *testing.T) {
-	h := serve(t, server.Options{MaxNamespaces: 2}, nil)
+	var opened atomic.Int32 // how often the default one was
+	e := memory.New()
+	sv, err := server.New(server.Options{MaxNamespaces: 2, Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
+		if namespace == "" {
+			opened.Add(1)
+		}
+		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := httptest.NewServer(sv)
+	t.Cleanup(func() {
+		front.CloseClientConnections()
+		front.Close()
+		_ = sv.Close()
+	})
+	h := &host{T: t, Server: sv, url: front.URL}
 	in := func(namespace, body string) reply {
 		return h.ask("POST", "/v1/create", body, "Turnstone-Namespace", namespace)
 	}
 	for i := range 20 {
-		for range 2 {
-			if a := in(fmt.Sprint("tenant-", i), `{"id":"s"}`); a.status != 200 {
+		for _, namespace := range []string{fmt.Sprint("tenant-", i), "", fmt.Sprint("tenant-", i)} {
+			if a := in(namespace, `{"id":"s"}`); a.status != 200 {
 				t.Fatalf("%+v", a)
 			}
 		}
+	}
+	if n := opened.Load(); n != 1 {
+		t.Errorf("the default namespace was opened %d times", n)
 	}
 	c, stop := context.WithCancel(ctx)
 	for _, namespace := range []string{"tenant-0", "tenant-1"} {
