@@ -1,6 +1,6 @@
 """Compares the checkpointer with LangGraph's own on SQLite or PostgreSQL: a list that grows for 200 steps.
 
-python bench/langgraph_side_by_side.py [--postgres] [--writes | --graph] [--bytes N | --transcript FILE] [--threads N]
+python bench/langgraph_side_by_side.py [--postgres] [--writes | --graph] [--bytes N | --transcript FILE] [--threads N] [--differences]
 
 A message has 360 bytes, or N, or is a line of a transcript, which has a JSON document on each. With --threads, so many threads have a list each, at once.
 All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both have a
@@ -79,8 +79,8 @@ def invoke(saver: Saver, config: Any, messages: list[Any]) -> None:
     builder.compile(checkpointer=saver).invoke({"messages": []}, {**config, "recursion_limit": 2 * STEPS})
 
 
-def run(saver: Saver, name: str, messages: list[Any], o: argparse.Namespace) -> tuple[float, float]:
-    """Returns steps a second, and milliseconds that the latest checkpoint takes to read."""
+def run(saver: Saver, name: str, messages: list[Any], o: argparse.Namespace) -> tuple[float, float, float]:
+    """Returns steps a second, milliseconds that the latest checkpoint takes to read, and milliseconds of this program's processor that a step takes."""
 
     def one(i: int) -> None:
         config: Any = {"configurable": {"thread_id": f"{name}/{i}", "checkpoint_ns": ""}}
@@ -89,15 +89,25 @@ def run(saver: Saver, name: str, messages: list[Any], o: argparse.Namespace) -> 
         else:
             put(saver, config, messages, o.writes)
 
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(o.threads) as threads:
         list(threads.map(one, range(o.threads)))
-    ended = time.perf_counter()
+    ended, used = time.perf_counter(), time.process_time() - used
     for _ in range(20):
         t = saver.get_tuple({"configurable": {"thread_id": f"{name}/0", "checkpoint_ns": ""}})
         assert t is not None
         assert t.checkpoint["channel_values"]["messages"] == messages
-    return o.threads * STEPS / (ended - begun), (time.perf_counter() - ended) / 20 * 1000
+    steps = o.threads * STEPS
+    return steps / (ended - begun), (time.perf_counter() - ended) / 20 * 1000, used / steps * 1000
+
+
+def least(client: turnstonedb.Client) -> float:
+    """Returns milliseconds that a small request takes."""
+    session, _ = client.create("least")
+    begun = time.perf_counter()
+    for _ in range(500):
+        session.info()
+    return (time.perf_counter() - begun) * 2
 
 
 def size(d: str) -> int:
@@ -106,7 +116,7 @@ def size(d: str) -> int:
 
 
 @contextmanager
-def on_files() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]]:
+def on_files() -> Iterator[tuple[Saver, TurnstoneSaver, Callable[[], tuple[int, int]]]]:
     """Yields their saver and ours, and what returns how many bytes each has stored when they are not used any more."""
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as b:
 
@@ -121,7 +131,7 @@ def on_files() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]]:
 
 
 @contextmanager
-def on_postgres() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]]:
+def on_postgres() -> Iterator[tuple[Saver, TurnstoneSaver, Callable[[], tuple[int, int]]]]:
     """Does the same on PostgreSQL."""
     with private_postgres.running(durable=True) as d, tempfile.TemporaryDirectory() as b:
         admin = psycopg.connect(f"postgres://test@/postgres?host={d}", autocommit=True)
@@ -153,19 +163,35 @@ def main() -> None:
     p.add_argument("--bytes", type=int, default=360, help="of a message")
     p.add_argument("--threads", type=int, default=1, help="that put at once, each its own list")
     p.add_argument("--transcript", help="file that has the messages, one on each line")
+    p.add_argument("--differences", action="store_true", help="send commits as differences, as over a network")
     o = p.parse_args()
     name = "PostgreSQL" if o.postgres else "SQLite"
     messages = of_transcript(o.transcript) if o.transcript else made(o.bytes)
     print(f"{sum(len(json.dumps(m)) for m in messages) // STEPS} bytes a message")
     counted = "steps" if o.graph else "puts"
-    ratios, reads = [], []
+    ratios, reads, waits, uses = [], [], [], []
     with (on_postgres if o.postgres else on_files)() as (their_saver, our_saver, sizes):
+        client = our_saver._client
+        client._differs |= o.differences
+        request, sent = client._http.request, [0]
+
+        def counted_request(*args: Any, content: bytes, **kw: Any) -> Any:
+            sent[0] += len(content)
+            return request(*args, content=content, **kw)
+
+        client._http.request = counted_request  # type: ignore[method-assign]
         for i in range(5):  # one after the other, several times: machines are noisy
             theirs, ours = (run(saver, f"t{i}", messages, o) for saver in (their_saver, our_saver))
             ratios.append(ours[0] / theirs[0])
             reads.append(ours[1] / theirs[1])
+            waits.append(1000 / ours[0])
+            uses.append(ours[2])
             print(f"{counted} a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
+        each = sent[0] // (5 * o.threads * STEPS)
+        small = least(client)
         a, b = sizes()
+        took = f"{sorted(waits)[2]:.2f} ms, {sorted(uses)[2]:.2f} of this program's processor, and sends {each} bytes"
+        print(f"Turnstone: one of the {counted} takes {took}; a small request {small:.2f} ms")
         print(f"median: {sorted(ratios)[2]:.2f} times the {counted} a second, {sorted(reads)[2]:.2f} times the time to read")
         print(f"bytes: {name} {a}, Turnstone {b}: {a / b:.1f} times fewer")
 

@@ -126,7 +126,10 @@ def test_bases_have_a_limit() -> None:
     assert bases._size == 0
 
 
-def test_commits_are_sent_as_differences(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_sent_as_differences_over_a_network(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not db._differs  # On a local socket they are not.
+    with turnstonedb.Client("http://127.0.0.1:1") as networked:
+        assert networked._differs
     sent: list[tuple[str, int]] = []
     request = db._http.request
 
@@ -139,6 +142,11 @@ def test_commits_are_sent_as_differences(db: turnstonedb.Client, monkeypatch: py
     s, _ = db.create("s")
     r = random.Random(3)
     content = r.randbytes(20_000)
+    s.commit(checkpoint={"list": content})
+    s.commit(expected=1, checkpoint={"list": content + b"x"})
+    assert [b for b, _ in sent] == ["", ""]
+    db._differs = True
+    sent.clear()
 
     def commit(expected: int, turn: str = "") -> None:
         nonlocal content
@@ -147,27 +155,28 @@ def test_commits_are_sent_as_differences(db: turnstonedb.Client, monkeypatch: py
         assert s.checkpoint() == {"list": content, "small": b"x"}
 
     for i in range(5):
-        commit(i)
+        commit(i + 2)
     assert sent[0][0] == "none"
     assert all(b not in ("", "none") and n < 1500 for b, n in sent[1:])
 
     # A commit that fails leaves no base.
     with pytest.raises(turnstonedb.ConflictError):
         s.commit(expected=1, checkpoint={"list": content})
-    commit(5)
+    commit(7)
     assert sent[-1][0] == "none"
 
     # Another server does not have it.
     os.kill(server._children[-1].pid, signal.SIGKILL)
     time.sleep(0.2)
     s.checkpoint()
-    commit(6)
+    commit(8)
     assert [b == "none" for b, _ in sent[-2:]] == [False, True]
-    commit(7, "t")
+    commit(9, "t")
     assert sent[-1][0] not in ("", "none")
 
 
 def test_threads_commit_to_a_session_at_once(db: turnstonedb.Client) -> None:
+    db._differs = True
     s, _ = db.create("s")
     contents = [random.Random(i).randbytes(30_000) for i in range(4)]
 

@@ -68,14 +68,14 @@ class Bases:
                 self._size -= _size(self._by.pop(next(iter(self._by))).whole)
 
 
-def whole(call: Call[Any]) -> Body:
-    """Returns the whole body of a call."""
+def whole(call: Call[Any], remembered: bool = True) -> Body:
+    """Returns the whole body of a call. If it is large, the server remembers it for the next one to be its difference, unless remembered is False."""
     pieces = encode(call.message)
     size = _size(pieces)
     if size > MAX_REQUEST:
         text = f"{call.name} of {size} bytes: a server reads {MAX_REQUEST} at most"
         raise errors.InvalidError(text, {"type": "#too-large", "matches": ["too-large"]})
-    base = "none" if call.session and size >= LEAST_BASE else ""
+    base = "none" if remembered and call.session and size >= LEAST_BASE else ""
     return Body(call.id, pieces, base, pieces)
 
 

@@ -64,6 +64,7 @@ class Client:
         self._restart = _restart
         self._server = ""
         self._bases = _bodies.Bases()
+        self._differs = not self._o.socket  # On a local socket a difference takes longer to make than the bytes that it saves take to send.
         self._http = Transport(self._o.socket, self._o.base, self._o.headers(), verify)
 
     @classmethod
@@ -103,7 +104,7 @@ class Client:
     # Requests
 
     def _run(self, call: Call[T]) -> T:
-        body = _bodies.whole(call)
+        body = _bodies.whole(call, self._differs)
         if not body.base:
             return self._send(call, body)
         last = self._bases.take(call.session)
