@@ -259,10 +259,11 @@ func problem(answer *http.Response) (lost bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	if p := wire.ReadError(answer.Header.Get("Content-Type"), body); p != nil {
+	kind := answer.Header.Get("Content-Type")
+	if p := wire.ReadError(kind, body); p != nil {
 		return false, p
 	}
-	lost = answer.StatusCode >= 500 || answer.StatusCode == http.StatusTooManyRequests
+	lost = wire.IsProblem(kind) || answer.StatusCode >= 500 || answer.StatusCode == http.StatusTooManyRequests
 	return lost, fmt.Errorf("%w: %s, %.200q", errForeign, answer.Status, body)
 }
 

@@ -21,8 +21,8 @@ var layers = []string{
 	"internal/pgtest", "damage", "internal/codec", "internal/keys",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify",
-	"", "lease", "queue", "draft", "effect", "persistencetest", "transcript", "internal/wire", "server", "client", "internal/storetest", "adapters/internal/adapter",
-	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "tests", "tests/internal/foreign",
+	"", "lease", "queue", "draft", "effect", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
+	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
 
 // may lists what a layer is allowed of those below it, where that is not all.
@@ -60,6 +60,8 @@ var may = map[string][]string{
 	"transcript":                {"blob", "graph", "head", ""},
 	"internal/wire":             {"engine", "damage", "internal/codec", "blob", "graph", "head", "gc", "", "transcript"},
 	"server":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "transcript", "internal/wire"},
+	"internal/faulty":           {"engine", "engine/memory", "", "internal/wire", "server"},
+	"internal/faulty/serve":     {"internal/faulty"},
 	"client":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
 	"internal/storetest":        {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/testkit", "internal/pgtest", "", "server", "client"},
 	"adapters/internal/adapter": {"head", ""},

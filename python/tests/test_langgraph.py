@@ -1,6 +1,7 @@
 import asyncio
 import operator
 import os
+import random
 import signal
 import subprocess
 import tempfile
@@ -266,6 +267,7 @@ def test_a_head_that_is_not_that_of_the_thread_any_more_is_not_built_upon(db: tu
     last = two(a, "A")
     b.delete_thread("t")
     two(b, "B")
+    assert a.get_tuple(last)  # It is that of b now, and no part of the head that a has put is built upon.
     t = b.get_tuple(checkpoint("3", a, last, {"x": 3, "y": "A"}, {"x": "3", "y": "1"}, {"x": "3"}))
     assert t is not None
     assert t.checkpoint["channel_values"] == {"x": 3, "y": "A"}
@@ -440,6 +442,9 @@ def test_stale_after_delete_and_made_again(store: str) -> None:
         one.put(config_of("t"), checkpoint_of("1", {"x": "old"}, {"x": "1"}), {}, {"x": "1"})
         one.delete_thread("t")
         two.put(config_of("t"), checkpoint_of("1", {"x": "new"}, {"x": "1"}), {}, {"x": "1"})
+        with pytest.raises(turnstonedb.NotFoundError):
+            one.put(config_of("t", "1"), checkpoint_of("2", {}, {"x": "1"}), {}, {})
+        assert one.get_tuple(config_of("t", "1"))
         one.put(config_of("t", "1"), checkpoint_of("2", {}, {"x": "1"}), {}, {})
         assert two.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
         assert one.get_tuple(config_of("t")).checkpoint["channel_values"] == {"x": "new"}
@@ -468,3 +473,107 @@ def test_a_thread_is_deleted_between_two_reads(store: str, how: str) -> None:
             assert s.get_tuple(config_of("t")) is None
         else:
             assert list(s.list(config_of("t"))) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_goes_on_from_a_thread_that_was_deleted_is_refused(again: bool, own: bool, db: turnstonedb.Client) -> None:
+    """A run that was late does not bring back what somebody deleted, whether a saver of its own or another one deleted it, nor join a thread that was made since."""
+    saver, other, start = TurnstoneSaver(db), TurnstoneSaver(db), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    config = entry("2", saver, entry("1", saver, start))
+    saver.put_writes(config, [("a", 1)], "task")
+    read = TurnstoneSaver(db)
+    latest = read.get_tuple({"configurable": {"thread_id": "t"}})
+    assert latest
+    (saver if own else other).delete_thread("t")
+    if again:
+        entry("1", other, start)
+        entry("9", other, {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "1"}})
+    for late, of in ((saver, config), (read, latest.config)):
+        for _ in range(2):
+            with pytest.raises(turnstonedb.NotFoundError, match="was deleted after"):
+                entry("3", late, of)
+            with pytest.raises(turnstonedb.NotFoundError, match="was deleted after"):
+                late.put_writes(of, [("a", 1)], "task")
+            with pytest.raises(turnstonedb.NotFoundError, match="was deleted after"):
+                late.put_writes(of, [("large", "x" * 200_000)], "task")
+    assert ids(TurnstoneSaver(db), "t") == (["9", "1"] if again else [])
+    # Who knows that it is gone begins anew.
+    assert read.get_tuple(latest.config) is None
+    entry("4", saver, start)
+    assert ids(saver, "t") == (["9", "4", "1"] if again else ["4"])
+
+
+def test_a_checkpoint_that_was_removed_can_be_gone_on_from(db: turnstonedb.Client) -> None:
+    saver, start = TurnstoneSaver(db), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    one = entry("1", saver, start)
+    two = entry("2", saver, one)
+    TurnstoneSaver(db).delete_for_runs(["1"])
+    saver.put_writes(one, [("a", 1)], "task")
+    entry("3", saver, one)
+    TurnstoneSaver(db).prune(["t"])
+    entry("4", saver, two)
+    assert ids(saver, "t") == ["4", "3"]
+
+
+def test_a_saver_of_tasks_serves_other_threads(store: str) -> None:
+    """A part of a graph that is not awaited runs in another thread."""
+
+    async def run() -> None:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
+            saver = AsyncTurnstoneSaver(c)
+            config = await asyncio.to_thread(entry, "1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+            assert await asyncio.to_thread(ids, saver, "t") == ["1"]
+            with pytest.raises(asyncio.InvalidStateError, match="another thread"):
+                saver.get_tuple(config)
+            assert await saver.aget_tuple(config)
+        with pytest.raises(asyncio.InvalidStateError):
+            await asyncio.to_thread(AsyncTurnstoneSaver.get_tuple, await asyncio.to_thread(AsyncTurnstoneSaver, c), config)
+
+    asyncio.run(run())
+
+
+def test_metadata_are_filtered_by_names_within_names(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    for cid, of in (("1", {"user": {"access-level": "all", "id": 7}}), ("2", {"user.access-level": "none"}), ("3", {"user": "x", "big": "y" * 3000})):
+        c = empty_checkpoint()
+        c["id"] = cid
+        saver.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, c, of, {})  # type: ignore[arg-type]
+    for filter, want in (
+        ({"user.access-level": "all"}, ["1"]),
+        ({"user.access-level": "none"}, ["2"]),
+        ({"user.id": 7}, ["1"]),
+        ({"user.x": 1}, []),
+        ({"user": "x"}, ["3"]),
+    ):
+        assert [t.checkpoint["id"] for t in saver.list(None, filter=filter)] == want
+    assert ids(saver, "t", filter={"big": "y" * 3000}) == ["3"]
+
+
+def test_the_history_of_a_channel_is_what_the_walk_of_langgraph_finds(db: turnstonedb.Client) -> None:
+    """Checkpoints of any parents, some with values, some with writes, and of ids in any order."""
+    r, calls = random.Random(1), []
+    for thread in map(str, range(20)):
+        saver = TurnstoneSaver(db)
+        made: list[Any] = [{"configurable": {"thread_id": thread, "checkpoint_ns": ""}}]
+        cids = r.sample(range(1000), 30)
+        for cid in cids:
+            c = empty_checkpoint()
+            c["id"] = f"{cid:03}"
+            if r.random() < 0.1:
+                c["channel_values"], c["channel_versions"] = {"a": cid}, {"a": str(cid)}
+            c["channel_values"] |= {"b": cid} if r.random() < 0.1 else {}  # It has no version.
+            made.append(saver.put(r.choice(made), c, {}, c["channel_versions"]))
+            if r.random() < 0.7:
+                saver.put_writes(made[-1], [("a", cid), ("b", -cid), ("c", 0)], "task")
+        for config in made:
+            want = BaseCheckpointSaver.get_delta_channel_history(saver, config=config, channels=["a", "b", "none"])
+            with pytest.MonkeyPatch.context() as m:
+                m.setattr(saver, "_do", lambda steps, do=saver._do: calls.append(1) or do(steps))
+                assert saver.get_delta_channel_history(config=config, channels=["a", "b", "none"]) == want
+        root = made[1]
+        c = empty_checkpoint()
+        c["id"] = root["configurable"]["checkpoint_id"]
+        saver.put(made[-1], c, {}, {})  # A ring, perhaps: the walk ends.
+        saver.get_delta_channel_history(config=made[-1], channels=["none"])
+    assert len(calls) == 20 * 31

@@ -143,6 +143,8 @@ def test_a_store_that_is_only_read_makes_no_session(memory: TurnstoneStore, db: 
     ("op", "error", "text"),
     [
         (PutOp(("a", ""), "k", {}), InvalidNamespaceError, "not empty"),
+        (PutOp(("a.b",), "k", {}), InvalidNamespaceError, "no period"),
+        (ListNamespacesOp((MatchCondition("suffix", ("a.b",)),)), InvalidNamespaceError, "no period"),
         (PutOp(tuple("abcdefgh" * 20), "k", {}), InvalidNamespaceError, "at most 250"),
         (PutOp(("a",), "k", {"f": float("nan")}), ValueError, "JSON"),
         (PutOp(("a",), "k", {"f": object()}), TypeError, "JSON"),
@@ -247,6 +249,7 @@ def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -
         {"l": {"$eq": (1, 2)}},
         {"big": {"$gt": 2**53}},
         {"n": {"$lt": 10**400}},
+        {"m.x": 1, "m.y": {"$gt": 1}},
     ]:
         assert memory.search(("a",), filter=want), want
     for want in [
@@ -254,6 +257,8 @@ def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -
         {"l": [1, 2, 3]},
         {"l": 1},
         {"m": {"z": 1}},
+        {"m.z": 1},
+        {"t.x": "m"},
         {"n": {"$lt": 5}},
         {"n": {"$gt": 5}},
         {"t": {"$gt": "m"}},
@@ -343,7 +348,7 @@ def test_a_graph_remembers_across_threads_and_processes(store: str) -> None:
     async def awaited() -> list[Any]:
         async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
             s = AsyncTurnstoneStore(c)
-            with pytest.raises(NotImplementedError):
+            with pytest.raises(asyncio.InvalidStateError):
                 s.get(("a",), "k")
             return [(await graph(anode, s).ainvoke({"said": x}))["said"] for x in ("three", "four")]
 
@@ -352,3 +357,81 @@ def test_a_graph_remembers_across_threads_and_processes(store: str) -> None:
         assert [g.invoke({"said": x})["said"] for x in ("one", "two")] == ["nothing", "one"]
         assert asyncio.run(awaited()) == ["two", "three"]
         assert asyncio.run(graph(anode, TurnstoneStore(c)).ainvoke({"said": "five"}))["said"] == "four"
+
+
+def nearness(texts: list[str]) -> list[list[float]]:
+    """Returns vectors that count letters."""
+    return [[float(t.count(c)) for c in "abcd"] for t in texts]
+
+
+INDEX: Any = {"dims": 4, "embed": nearness, "fields": ["text", "tags[*].name"]}
+
+
+def test_a_query_finds_the_nearest_first(db: turnstonedb.Client) -> None:
+    """The order is that of LangGraph's store in memory, over small and large items, those that are not embedded, and others' dimensions."""
+    theirs, ours = InMemoryStore(index=INDEX), TurnstoneStore(db, index=INDEX)
+    r = random.Random(4)
+    ops: list[Op] = []
+    for i in range(60):
+        text = "".join(r.choices("abcdx", k=r.randint(0, 30)))
+        value = {"text": text, "n": i % 3, "tags": [{"name": "".join(r.choices("abcd", k=5))} for _ in range(r.randint(0, 2))], "rest": "é" * r.choice([0, 40_000])}
+        ops.append(PutOp((r.choice("uv"),), str(i), value, r.choice([None, None, None, False, ["rest"]])))
+    for s in (theirs, ours):
+        for op in ops:
+            s.batch([op])
+    for query in ("a", "abcd", "ddddb"):
+        for prefix in ((), ("u",)):
+            for filter in (None, {"n": 1}):
+                want, got = (s.search(prefix, query=query, filter=filter, limit=100) for s in (theirs, ours))
+                assert [x.score for x in got if x.score is not None] == pytest.approx([x.score for x in want if x.score is not None], abs=1e-6)
+                assert {x.key for x in got} == {x.key for x in want}
+                assert [x.key for x in got if x.score is None] == sorted((x.key for x in want if x.score is None), key=int, reverse=True)
+                assert [x.key for x in ours.search(prefix, query=query, filter=filter, limit=7, offset=3)] == [x.key for x in got[3:10]]
+    ours.put(("x",), "whole", {"b": "b"}, index=["$"])
+    assert [x.score for x in ours.search(("x",), query="b")] == [pytest.approx(1)]
+    other = TurnstoneStore(db, index={"dims": 3, "embed": lambda texts: [v[:3] for v in nearness(texts)]})
+    other.put(("w",), "3", {"text": "a"})
+    assert [x.score for x in ours.search(("w",), query="a")] == [None]
+    assert TurnstoneStore(db).get(("w",), "3").value == {"text": "a"}  # type: ignore[union-attr]
+
+
+def test_a_query_without_an_index_is_refused_and_so_are_vectors_of_other_dimensions(memory: TurnstoneStore, db: turnstonedb.Client) -> None:
+    memory.put(("a",), "k", {"text": "a"}, index=["text"])
+    with pytest.raises(ValueError, match="index="):
+        memory.search(("a",), query="a")
+    for embed, text in ((lambda texts: [[1.0]] * len(texts), "of 1 dimensions"), (lambda _: [[1.0] * 4], "1 vectors for 2 texts")):
+        s = TurnstoneStore(db, index={"dims": 4, "embed": embed})
+        with pytest.raises(ValueError, match=text):
+            s.batch([PutOp(("a",), "k", {"n": 1}), PutOp(("a",), "l", {"n": 2})])
+        assert s.get(("a",), "l") is None
+
+
+def test_what_tasks_ask_at_once_is_one_batch(store: str) -> None:
+    async def run() -> None:
+        async def embed(texts: list[str]) -> list[list[float]]:
+            return nearness(texts)
+
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
+            s = AsyncTurnstoneStore(c, index={"dims": 4, "embed": embed})
+            batches = 0
+            made = s._batch
+
+            def counted(*args: Any) -> Any:
+                nonlocal batches
+                batches += 1
+                return made(*args)
+
+            s._batch = counted  # type: ignore[method-assign]
+            await asyncio.gather(*(s.aput(("a",), str(i % 20), {"i": i}) for i in range(500)))
+            assert batches == 1
+            found = await asyncio.gather(*(s.aget(("a",), str(i)) for i in range(20)))
+            assert sorted(x.value["i"] for x in found if x) == list(range(480, 500))
+            # One that can't be stored fails its own call only.
+            bad, good = await asyncio.gather(s.aput(("a",), "bad", {"f": float("nan")}), s.aput(("a",), "good", {"i": 1}), return_exceptions=True)
+            assert (type(bad), good) == (ValueError, None)
+            assert (await s.asearch(("a",), query="i", filter={"i": 1}))[0].key == "good"
+            assert await asyncio.to_thread(s.get, ("a",), "good")
+            with pytest.raises(asyncio.InvalidStateError):
+                s.get(("a",), "good")
+
+    asyncio.run(run())

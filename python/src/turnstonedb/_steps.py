@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
 from ._calls import Call
@@ -40,6 +41,22 @@ def drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
     except StopIteration as end:
         return cast(T, end.value)
     raise AssertionError("a coroutine that awaits nothing is over at once")
+
+
+def loop_of_caller() -> asyncio.AbstractEventLoop | None:
+    """Returns the event loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def from_thread(loop: asyncio.AbstractEventLoop | None, made: Coroutine[Any, Any, T]) -> T:
+    """Waits for a coroutine that runs on a loop of another thread, as in a part of a graph that is not awaited."""
+    if loop is None or loop is loop_of_caller() or not loop.is_running():
+        made.close()
+        raise asyncio.InvalidStateError("what has an AsyncClient is awaited, or called in another thread than that of the event loop in which it was made")
+    return asyncio.run_coroutine_threadsafe(made, loop).result()
 
 
 def short(text: str, most: int) -> str:

@@ -31,13 +31,15 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from . import _calls
-from ._steps import Steps, adrive, drive, short
+from ._filter import at
+from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Commit, NewNode, Record, RecordChange, Ref
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from ._async import AsyncClient
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 _GROUP = "langgraph"
 _BODY = ".checkpoint"  # the part that is no channel: the checkpoint without its values, and its metadata
@@ -61,6 +65,7 @@ _MAX_RECORDS = 200  # changed at once
 _MAX_PAGE = 50  # checkpoints that are read at once
 _MAX_METADATA = 2000  # characters of metadata, as JSON, in the record of a checkpoint
 _MAX_SEEN, _MAX_SEEN_BYTES = 64, 1 << 20  # sessions whose last checkpoint is remembered, and bytes of each
+_MAX_KNOWN = 10_000  # sessions and checkpoints of which a saver remembers a few words
 
 
 def _group(thread: str) -> str:
@@ -115,7 +120,13 @@ def _as_json(metadata: Any) -> dict[str, Any]:
 
 def _matches(metadata: Any, filter: Mapping[str, Any] | None) -> bool:
     """Reports whether metadata, if they are known, have all that a filter wants."""
-    return metadata is None or all(metadata.get(k) == v for k, v in (filter or {}).items())
+    return metadata is None or all(at(metadata, k) == v for k, v in (filter or {}).items())
+
+
+def _deleted(thread: str, ns: str) -> NotFoundError:
+    return NotFoundError(
+        f"the thread {thread!r}{f' (namespace {ns!r})' if ns else ''} was deleted after the checkpoint that this goes on from", {"type": "#session-deleted"}
+    )
 
 
 def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
@@ -124,16 +135,32 @@ def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
     return places[:n], places[n:]
 
 
+class _Recent(dict[K, V]):
+    """A map that forgets what it was given first. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def give(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        self[key] = value
+        while len(self) > self._most:
+            with suppress(StopIteration, RuntimeError):  # Another thread has changed it.
+                self.pop(next(iter(self)), None)
+
+
 class _Head:
     """The last checkpoint that was put into a session: what a put compares with."""
 
-    def __init__(self, revision: int, id: str, parts: Iterable[str], versions: Mapping[str, Any], latest: tuple[str, str], record: str = "") -> None:
+    def __init__(self, revision: int, id: str, parts: Iterable[str], versions: Mapping[str, Any], latest: tuple[str, str], born: str, record: str = "") -> None:
         self.revision = revision
         self.id = id
         self.record = record  # the version of the checkpoint's record, if this saver has put it
         self.parts = set(parts)
         self.versions = dict(versions)  # of the channels whose values are parts
         self.latest = latest  # id of the latest checkpoint, and version of the record that says so
+        self.born = born
 
 
 class _Seen:
@@ -148,16 +175,23 @@ class _Steps:
     """What the savers share."""
 
     serde: SerializerProtocol
-    _heads: dict[str, _Head]
-    _seen: dict[str, _Seen]
+    _heads: _Recent[str, _Head]
+    _seen: _Recent[str, _Seen]
+    # A namespace that is deleted and made again is born again, which its checkpoints say. What goes on from a checkpoint of before is refused.
+    _births: _Recent[tuple[str, str], str]  # by session and checkpoint that the caller was given
+    _latest: _Recent[str, tuple[str, str]]  # birth, and version of the record of the latest checkpoint, by session
 
     def _remember(self, id: str, versions: Mapping[str, str], parts: dict[str, bytes]) -> None:
         self._seen.pop(id, None)
         if sum(map(len, parts.values())) <= _MAX_SEEN_BYTES:
-            self._seen[id] = _Seen(versions, parts)
-        while len(self._seen) > _MAX_SEEN:
-            with suppress(StopIteration, RuntimeError):  # Another thread has changed it.
-                self._seen.pop(next(iter(self._seen)), None)
+            self._seen.give(id, _Seen(versions, parts))
+
+    def _given(self, id: str, entry: dict[str, Any], latest: str = "") -> None:
+        """Remembers what the caller knows of a checkpoint then, and the version of the record if it is that of the latest one."""
+        born = entry.get("born", "")
+        self._births.give((id, entry["id"]), born)
+        if latest:
+            self._latest.give(id, (born, latest))
 
     # Sessions
 
@@ -188,6 +222,8 @@ class _Steps:
 
     def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
         found = yield from self._tuples(thread, ns, [_CHECKPOINT + _id(cid) if cid else _LATEST])
+        if cid and not found:
+            self._births.pop((_session(thread, ns), cid), None)  # The caller knows now that it is gone.
         return found[0] if found else None
 
     def _tuples(self, thread: str, ns: str, keys: list[str]) -> Steps[list[CheckpointTuple]]:
@@ -208,6 +244,7 @@ class _Steps:
                 parts = cast(_Seen, seen).parts
             elif len(keys) == 1:
                 self._remember(id, {ref.record.key: ref.record.version}, parts)
+            self._given(id, json.loads(ref.record.value), ref.record.version if ref.record.key == _LATEST else "")
             try:
                 out.append((yield from self._tuple(thread, ns, ref, parts)))
             except NotFoundError as e:
@@ -219,7 +256,7 @@ class _Steps:
         entry = json.loads(ref.record.value)
         cid = entry["id"]
         body, metadata = self.serde.loads_typed(_unpack(parts[_BODY]))
-        values = {}
+        values = dict(body.get("channel_values", {}))
         for channel in body["channel_versions"]:
             content = parts.get(_part(channel))
             if content is not None:
@@ -291,6 +328,32 @@ class _Steps:
                 found[thread, ns, t.checkpoint["id"]] = t
         return [found[place] for thread, ns, entry in places if (place := (thread, ns, entry["id"])) in found]
 
+    def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Steps[dict[str, DeltaChannelHistory]]:
+        """Walks from the parent of a checkpoint to the nearest one that has a value of each channel, and collects the writes on the way."""
+        thread, ns = _place(config)
+        entries = {e["id"]: e for e in (yield from self._entries({"session": _session(thread, ns)}))}
+        chain: list[dict[str, Any]] = []
+        passed = set()
+        cid = get_checkpoint_id(config) or next(iter(entries), None)
+        while (e := entries.get(cid)) and cid not in passed:  # A checkpoint that was put again may have one of its own descendants as its parent.
+            passed.add(cid)
+            chain.append(e)
+            cid = e["parent"]
+        out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
+        rest, i, n = set(channels), 1, 1
+        while rest and i < len(chain):
+            for t in (yield from self._page([(thread, ns, e) for e in chain[i : i + n]])):
+                for write in reversed(t.pending_writes or []):
+                    if write[1] in rest:
+                        out[write[1]]["writes"].append(write)
+                for channel in rest & t.checkpoint["channel_values"].keys():
+                    out[channel]["seed"] = t.checkpoint["channel_values"][channel]
+                    rest.discard(channel)
+            i, n = i + n, min(2 * n, _MAX_PAGE)
+        for h in out.values():
+            h["writes"].reverse()
+        return out
+
     # Writing
 
     def _head(self, id: str) -> Steps[_Head | None]:
@@ -303,20 +366,37 @@ class _Steps:
         if _BODY in st.contents:
             body, _ = self.serde.loads_typed(_unpack(st.contents[_BODY]))
         record = st.records[_LATEST]
-        latest = json.loads(record.value)["id"] if record.value else ""
-        return _Head(st.revision, body["id"], (p.name for p in st.parts), body["channel_versions"], (latest, record.version))
+        latest = json.loads(record.value) if record.value else {"id": ""}
+        return _Head(st.revision, body["id"], (p.name for p in st.parts), body["channel_versions"], (latest["id"], record.version), latest.get("born", ""))
 
     def _put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> Steps[RunnableConfig]:
         thread, ns = _place(config)
         parent = get_checkpoint_id(config)
         body = dict(checkpoint)
         values = cast(dict[str, Any], body.pop("channel_values"))
+        if unversioned := {channel: value for channel, value in values.items() if channel not in checkpoint["channel_versions"]}:
+            body["channel_values"] = unversioned
         whole = get_checkpoint_metadata(config, metadata)
         packed_body = _pack(*self.serde.dumps_typed([body, whole]))
         packed: dict[str, bytes] = {}
         entry = {"id": checkpoint["id"], "parent": parent, **_as_json(whole)}
         yield from self._commit_checkpoint(thread, ns, entry, packed_body, checkpoint["channel_versions"], values, new_versions, packed)
         return _config(thread, ns, checkpoint["id"])
+
+    def _ground(self, thread: str, ns: str, parent: str | None) -> Steps[tuple[_Head, bool, bool]]:
+        """Returns the head on top of which a checkpoint is put, whether its session is new, and whether this saver has put it."""
+        id = _session(thread, ns)
+        born = self._births.get((id, parent or ""))
+        head = self._heads.get(id)
+        if head and born in (None, head.born):
+            return head, False, True
+        head = yield from self._head(id)
+        if born is not None and (head is None or head.born != born):
+            raise _deleted(thread, ns)
+        new = head is None
+        head = head or _Head(0, "", (), {}, ("", "none"), "")
+        head.born = head.born or secrets.token_hex(8)
+        return head, new, False
 
     def _commit_checkpoint(
         self,
@@ -333,12 +413,8 @@ class _Steps:
         id = _session(thread, ns)
         before: tuple[dict[str, bytes], Mapping[str, Any]] | None = None  # the parent's parts and versions
         while True:
-            head = self._heads.get(id)
-            known = head is not None
-            if head is None:
-                head = yield from self._head(id)
-            new = head is None
-            head = head or _Head(0, "", (), {}, ("", "none"))
+            head, new, known = yield from self._ground(thread, ns, entry["parent"])
+            entry["born"] = head.born
             parts, keep = {_BODY: body}, {_BODY}
             for channel, version in versions.items():
                 name = _part(channel)
@@ -375,9 +451,8 @@ class _Steps:
                 self._remember(id, lead, parts)
             else:
                 self._seen.pop(id, None)
-            self._heads[id] = _Head(head.revision + 1, entry["id"], keep, versions, latest, lead[_CHECKPOINT + _id(entry["id"])])
-            if len(self._heads) > 10_000:
-                self._heads.pop(next(iter(self._heads)))
+            self._heads.give(id, _Head(head.revision + 1, entry["id"], keep, versions, latest, entry["born"], lead[_CHECKPOINT + _id(entry["id"])]))
+            self._given(id, entry, latest[1])
             return
 
     def _apply(
@@ -444,7 +519,21 @@ class _Steps:
                 content = b""
             # A write of a task that has an index stays as it was first; one of a special channel is replaced.
             changes[key] = RecordChange.set(key, json.dumps(w).encode() + b"\n" + content, "none" if index >= 0 else "")
-        yield from self._apply_writes(thread, ns, nodes, list(changes.values()))
+        yield from self._apply_writes(thread, ns, nodes, list(changes.values()), self._births.get((_session(thread, ns), cid)))
+
+    def _guard(self, thread: str, ns: str, born: str) -> Steps[list[RecordChange]]:
+        """Returns what refuses a change if a namespace has been deleted since a birth. Raises NotFoundError if it has been already."""
+        id = _session(thread, ns)
+        latest = self._latest.get(id)
+        if not latest or latest[0] != born:
+            record = None
+            with suppress(NotFoundError):
+                record = yield from self._record({"session": id}, _LATEST)
+            if not record or json.loads(record.value).get("born") != born:
+                raise _deleted(thread, ns)
+            latest = born, record.version
+            self._latest.give(id, latest)
+        return [RecordChange.check(_LATEST, latest[1])]
 
     def _absent(self, target: dict[str, str], nodes: list[NewNode]) -> Steps[list[NewNode]]:
         """Returns those of some nodes that are not stored yet, each once."""
@@ -454,31 +543,36 @@ class _Steps:
             present = {}
         return list({n.key: n for n in nodes if n.key not in present}.values())
 
-    def _apply_writes(self, thread: str, ns: str, nodes: list[NewNode], changes: list[RecordChange]) -> Steps[None]:
-        target = {"session": _session(thread, ns)}
-        if nodes:
-            fresh = yield from self._absent(target, nodes)
-            while fresh:
-                commit = Commit("any", fresh, turn=secrets.token_hex(16))
-                try:
-                    yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
-                except InvalidError:
-                    still = yield from self._absent(target, fresh)
-                    if len(still) == len(fresh):  # Nobody has stored one of them since.
-                        raise
-                    fresh = still
-                else:
-                    self._heads.pop(target["session"], None)
-                    break
+    def _apply_writes(self, thread: str, ns: str, nodes: list[NewNode], changes: list[RecordChange], born: str | None = None) -> Steps[None]:
+        id = _session(thread, ns)
+        target = {"session": id}
+        fresh = (yield from self._absent(target, nodes)) if nodes else []
         repeats = 0
-        while changes:
+        while fresh or changes:
+            guard = (yield from self._guard(thread, ns, born)) if born is not None else []
             some = changes[:_MAX_RECORDS]
             try:
-                yield _calls.change_records(target, some)
-                changes = changes[_MAX_RECORDS:]
+                if fresh:
+                    commit = Commit("any", fresh, turn=secrets.token_hex(16), records=guard)
+                    yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
+                    self._heads.pop(id, None)
+                    fresh = []
+                else:
+                    yield _calls.change_records(target, guard + some)
+                    changes = changes[_MAX_RECORDS:]
             except RecordConflictError as e:
+                if e.key == _LATEST:
+                    self._latest.pop(id, None)
                 changes = [c for c in changes if c.key != e.key]
+            except InvalidError:
+                still = yield from self._absent(target, fresh)
+                if len(still) == len(fresh):  # Nobody has stored one of them since.
+                    raise
+                fresh = still
             except NotFoundError:
+                if born is not None:
+                    self._latest.pop(id, None)
+                    raise _deleted(thread, ns) from None
                 made = self._made(thread, ns)
                 yield _calls.create(made.pop("id"), made)
             except Error as e:
@@ -492,6 +586,7 @@ class _Steps:
         for id, _ in (yield from self._namespaces(thread)):
             self._heads.pop(id, None)
             self._seen.pop(id, None)
+            self._latest.pop(id, None)
             with suppress(NotFoundError):
                 yield _calls.delete({"session": id}, "keep")
 
@@ -570,7 +665,7 @@ class _Steps:
                 body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
                 versions = body["channel_versions"]
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
-                copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}
+                copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}  # It is born with its new thread.
                 yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
             nodes, changes = [], []
             for r in (yield from self._all_records({"session": id}, _WRITE)):
@@ -582,12 +677,18 @@ class _Steps:
 
 
 class _Saver(_Steps, BaseCheckpointSaver[str]):
-    """What a graph that is awaited needs of a saver."""
+    """What both savers have."""
 
     def __init__(self, serde: SerializerProtocol | None) -> None:
         super().__init__(serde=serde)
-        self._heads = {}
-        self._seen = {}
+        self._heads = _Recent(_MAX_KNOWN)
+        self._seen = _Recent(_MAX_SEEN)
+        self._births = _Recent(_MAX_KNOWN)
+        self._latest = _Recent(_MAX_KNOWN)
+
+    def _do(self, steps: Steps[T]) -> T:
+        """Makes the calls of steps."""
+        raise NotImplementedError
 
     async def _ado(self, steps: Steps[T]) -> T:
         """Makes the calls of steps."""
@@ -596,6 +697,59 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Returns the version of a channel after one: a number, as text that sorts like it, and what tells it from that of another branch."""
         return f"{int(str(current or 0).partition('.')[0]) + 1:032}.{secrets.randbits(53):016}"
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Returns a checkpoint, or the latest one."""
+        return self._do(self._read_tuple(*_place(config), get_checkpoint_id(config)))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Yields checkpoints, the newest first."""
+        places = self._do(self._listed(config, before, filter))
+        while places and (limit is None or limit > 0):
+            some, places = _split(places, limit)
+            for t in self._do(self._page(some)):
+                if _matches(t.metadata, filter):
+                    limit = None if limit is None else limit - 1
+                    yield t
+
+    def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Stores a checkpoint, whole or not at all."""
+        return self._do(self._put(config, checkpoint, metadata, new_versions))
+
+    def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Stores pending writes of a checkpoint."""
+        self._do(self._put_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Deletes a thread, with all its namespaces."""
+        self._do(self._delete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints of runs, and their writes."""
+        self._do(self._delete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies all checkpoints and writes of a thread."""
+        self._do(self._copy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
+        self._do(self._prune(thread_ids, strategy))
+
+    def get_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+        """Returns the writes of channels since their last value before a checkpoint, and that value."""
+        return self._do(self._history(config, channels))
+
+    async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+        """Returns the writes of channels since their last value before a checkpoint, and that value."""
+        return await self._ado(self._history(config, channels))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Returns a checkpoint, or the latest one."""
@@ -656,63 +810,17 @@ class TurnstoneSaver(_Saver):
     async def _ado(self, steps: Steps[T]) -> T:
         return await to_thread(self._do, steps)
 
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Returns a checkpoint, or the latest one."""
-        return self._do(self._read_tuple(*_place(config), get_checkpoint_id(config)))
-
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
-        """Yields checkpoints, the newest first."""
-        places = self._do(self._listed(config, before, filter))
-        while places and (limit is None or limit > 0):
-            some, places = _split(places, limit)
-            for t in self._do(self._page(some)):
-                if _matches(t.metadata, filter):
-                    limit = None if limit is None else limit - 1
-                    yield t
-
-    def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
-        """Stores a checkpoint, whole or not at all."""
-        return self._do(self._put(config, checkpoint, metadata, new_versions))
-
-    def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
-        """Stores pending writes of a checkpoint."""
-        self._do(self._put_writes(config, writes, task_id, task_path))
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Deletes a thread, with all its namespaces."""
-        self._do(self._delete_thread(thread_id))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Deletes the checkpoints of runs, and their writes."""
-        self._do(self._delete_for_runs(run_ids))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copies all checkpoints and writes of a thread."""
-        self._do(self._copy_thread(source_thread_id, target_thread_id))
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
-        self._do(self._prune(thread_ids, strategy))
-
 
 class AsyncTurnstoneSaver(_Saver):
-    """A checkpointer on an AsyncClient. See the module."""
+    """A checkpointer on an AsyncClient. Its methods that are not awaited are for other threads than that of the event loop. See the module."""
 
     def __init__(self, client: AsyncClient, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde)
         self._client = client
+        self._loop = loop_of_caller()
+
+    def _do(self, steps: Steps[T]) -> T:
+        return from_thread(self._loop, self._ado(steps))
 
     async def _ado(self, steps: Steps[T]) -> T:
         return await adrive(self._client._run, steps)
-
-    def _wrong(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("AsyncTurnstoneSaver is for graphs that are awaited: use TurnstoneSaver, which is for both")
-
-    get_tuple = list = put = put_writes = delete_thread = delete_for_runs = copy_thread = prune = _wrong

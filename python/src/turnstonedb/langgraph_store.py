@@ -10,8 +10,11 @@ Items are records of one session, which retains all revisions, so that nothing p
 A batch that changes up to 200 records is stored whole or not at all: an item is one record, and one more for each 60 KiB if it does not fit, and those
 that it replaces count. A value is JSON: a map with keys that are text, without NaN, dates and other objects.
 
-`search` and `list_namespaces` read all items below the prefix that they are given. There is no index of vectors, and no time to live: `query` and `index`
-are ignored, as in LangGraph's own stores without an index, and `ttl` is refused.
+`search` and `list_namespaces` read all items below the prefix that they are given. A filter's name may lead into a map: `user.name`.
+
+With `index=`, a store embeds the texts of the items that are put, and `search` with a `query` returns the nearest first: it compares the query's vector with
+that of each item below the prefix. Without it, a query is refused. All that put into a session need the same index: an item that was put without one, or
+with other dimensions, has no score and comes last. There is no time to live: `ttl` is refused.
 
 `AsyncTurnstoneStore` is the same for an AsyncClient. Threads and processes may share a store.
 """
@@ -23,25 +26,31 @@ import secrets
 from asyncio import to_thread
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from langgraph.store.base import (
+    NOT_PROVIDED,
     BaseStore,
     GetOp,
+    IndexConfig,
     InvalidNamespaceError,
     Item,
     ListNamespacesOp,
     MatchCondition,
+    NotProvided,
     Op,
     PutOp,
     Result,
     SearchItem,
     SearchOp,
 )
+from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from . import _calls
-from ._steps import Steps, adrive, drive, short
+from ._filter import has_all
+from ._index import Index, Vectors, by_score
+from ._steps import Steps, adrive, drive, from_thread, short
 from ._sync import Client
 from .errors import Error, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
@@ -57,13 +66,19 @@ _MAX_CHANGES = 200  # records changed at once, unless it is one item
 _MAX_NAMES = 8 << 10  # bytes of namespace and key together, as JSON
 
 Place = tuple[tuple[str, ...], str]
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    """Raises InvalidNamespaceError for what `put` of LangGraph's stores refuses."""
+    for label in labels:
+        if not isinstance(label, str) or not label or "." in label:
+            raise InvalidNamespaceError(f"the label {label!r} in {labels}: want text that is not empty and has no period")
 
 
 def _prefix(namespace: tuple[str, ...]) -> str:
     """Returns how the keys of the records of a namespace, and of those below it, begin."""
-    for label in namespace:
-        if not isinstance(label, str) or not label:
-            raise InvalidNamespaceError(f"the label {label!r} in {namespace}: want text that is not empty")
+    _check_labels(namespace)
     text = "".join(short(quote(label, safe=""), _MAX_LABEL) + "/" for label in namespace)
     if len(text) > _MAX_NAMESPACE:
         raise InvalidNamespaceError(f"{namespace} takes {len(text)} bytes as a record's key: at most {_MAX_NAMESPACE} are allowed, and a long label counts {_MAX_LABEL}")
@@ -76,7 +91,7 @@ def _key(place: Place) -> str:
 
 
 class _Stored:
-    """An item as its record has it: a line of JSON, and behind it the value, or nothing if other records have it."""
+    """An item as its record has it: a line of JSON, and behind it the content, or nothing if other records have it. Behind the value's line it has vectors."""
 
     def __init__(self, record: Record) -> None:
         line, _, self.content = record.value.partition(b"\n")
@@ -89,9 +104,12 @@ class _Stored:
         self.rest_prefix: str = head.get("rest", "")  # of the keys of the records that have the value
         self.rest_count: int = head.get("records", 0)  # of these records
 
-    def item(self, kind: Callable[..., Item]) -> Item:
+    def item(self, kind: Callable[..., ItemT]) -> ItemT:
         created, updated = datetime.fromisoformat(self.created), datetime.fromisoformat(self.updated)
-        return kind(value=json.loads(self.content), key=self.key, namespace=self.namespace, created_at=created, updated_at=updated)
+        return kind(value=json.loads(self.content.partition(b"\n")[0]), key=self.key, namespace=self.namespace, created_at=created, updated_at=updated)
+
+    def vectors(self) -> bytes:
+        return self.content.partition(b"\n")[2]
 
     def rest_keys(self) -> list[str]:
         return [f"{self.rest_prefix}{i:04}" for i in range(self.rest_count)]
@@ -101,10 +119,17 @@ class _Steps:
     """What the stores share."""
 
     _session: str
+    _index: Index | None
 
-    def _batch(self, ops: list[Op]) -> Steps[list[Result]]:
+    def _batch(self, ops: list[Op], vectors: Vectors) -> Steps[list[Result]]:
         results: list[Result] = []
         puts: dict[Place, PutOp] = {}
+        for op in ops:
+            if isinstance(op, PutOp):
+                _check_labels(op.namespace)
+            elif isinstance(op, ListNamespacesOp):
+                for condition in op.match_conditions or ():
+                    _check_labels(condition.path)
         got = yield from self._found([(op.namespace, op.key) for op in ops if isinstance(op, GetOp)])
         for op in ops:
             result: Result = None
@@ -114,13 +139,13 @@ class _Steps:
                 whole = yield from self._whole(got.get((op.namespace, op.key)))
                 result = whole.item(Item) if whole else None
             elif isinstance(op, SearchOp):
-                result = yield from self._search(op)
+                result = yield from self._search(op, vectors)
             elif isinstance(op, ListNamespacesOp):
                 result = yield from self._namespaces(op)
             else:
                 raise ValueError(f"{op!r} is no operation of a store")
             results.append(result)
-        yield from self._put(puts)
+        yield from self._put(puts, vectors)
         return results
 
     # Reading
@@ -167,17 +192,20 @@ class _Steps:
         """Returns the items of a namespace and of those below it, without the values that other records have."""
         return [_Stored(r) for r in (yield from self._records(_prefix(namespace)))]
 
-    def _search(self, op: SearchOp) -> Steps[list[SearchItem]]:
-        found: list[Any] = []
+    def _search(self, op: SearchOp, vectors: Vectors) -> Steps[list[SearchItem]]:
+        if op.query and not self._index:
+            raise ValueError(f"the query {op.query!r} needs an index: give the store one (index=)")
+        found: list[tuple[float | None, SearchItem]] = []
         below = yield from self._below(op.namespace_prefix)
         for stored in sorted(below, key=lambda s: s.updated, reverse=True):
-            if 0 <= op.offset + op.limit <= len(found):
+            if not op.query and 0 <= op.offset + op.limit <= len(found):
                 break
             if whole := (yield from self._whole(stored)):
                 item = whole.item(SearchItem)
-                if all(_matches(item.value.get(name), want) for name, want in (op.filter or {}).items()):
-                    found.append(item)
-        return found[op.offset : op.offset + op.limit]
+                if has_all(item.value, op.filter):
+                    item.score = self._index.score(vectors[True, op.query], whole.vectors()) if self._index and op.query else None
+                    found.append((item.score, item))
+        return [item for _, item in by_score(found)[op.offset : op.offset + op.limit]]
 
     def _namespaces(self, op: ListNamespacesOp) -> Steps[list[tuple[str, ...]]]:
         conditions = op.match_conditions or ()
@@ -191,8 +219,10 @@ class _Steps:
 
     # Writing
 
-    def _put(self, puts: Mapping[Place, PutOp]) -> Steps[None]:
-        contents = {place: _content(op) for place, op in puts.items()}  # Nothing is stored if one of them can't be.
+    def _put(self, puts: Mapping[Place, PutOp], vectors: Vectors) -> Steps[None]:
+        contents = {
+            place: _content(op, self._index.packed(op, vectors) if self._index else b"") for place, op in puts.items()
+        }  # Nothing is stored if one of them can't be.
         keys = {_key(place): place for place in contents}
         old = yield from self._found(list(contents))
         waiting = list(contents)
@@ -220,7 +250,7 @@ class _Steps:
             waiting = waiting[some:]
 
 
-def _content(op: PutOp) -> bytes | None:
+def _content(op: PutOp, vectors: bytes) -> bytes | None:
     """Returns the value of an item as it is stored, or None for one that is deleted."""
     if op.value is None:
         return None
@@ -231,8 +261,10 @@ def _content(op: PutOp) -> bytes | None:
         raise ValueError(f"namespace and key of an item take {names} bytes as JSON: at most {_MAX_NAMES} are allowed")
     _check_keys(op, op.value)
     content = json.dumps(dict(op.value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    if vectors:
+        content += b"\n" + vectors
     if len(content) > _MAX_RECORD * _MAX_REST:
-        raise ValueError(f"the item {op.key!r} in {op.namespace} takes {len(content)} bytes as JSON: at most {_MAX_RECORD * _MAX_REST} are allowed")
+        raise ValueError(f"the item {op.key!r} in {op.namespace} takes {len(content)} bytes as JSON with its vectors: at most {_MAX_RECORD * _MAX_REST} are allowed")
     return content
 
 
@@ -276,75 +308,57 @@ def _lies(namespace: tuple[str, ...], c: MatchCondition) -> bool:
     return all(want in ("*", label) for label, want in zip(labels, c.path, strict=True))
 
 
-def _matches(value: Any, want: Any) -> bool:
-    """Reports whether a value of an item is one that a filter wants: equal, or as its operators say."""
-    if isinstance(want, Mapping):
-        if any(name.startswith("$") for name in want):
-            return all(_compares(value, name, other) for name, other in want.items())
-        return isinstance(value, Mapping) and all(_matches(value.get(name), w) for name, w in want.items())
-    if isinstance(want, list | tuple):
-        return isinstance(value, list) and len(value) == len(want) and all(map(_matches, value, want))
-    return bool(value == want)
-
-
-def _compares(value: Any, operator: str, other: Any) -> bool:
-    if isinstance(other, tuple):
-        other = list(other)
-    if operator == "$eq":
-        return bool(value == other)
-    if operator == "$ne":
-        return bool(value != other)
-    if operator not in ("$gt", "$gte", "$lt", "$lte"):
-        raise ValueError(f"a filter has no operator {operator!r}: want $eq, $ne, $gt, $gte, $lt or $lte")
-    a, b = _number(value), _number(other)
-    if a is None or b is None:
-        if not isinstance(value, str) or not isinstance(other, str):
-            return False  # What is no number is neither less nor more.
-        a, b = value, other
-    if operator in ("$gt", "$gte"):
-        return bool(a > b or (operator == "$gte" and a == b))
-    return bool(a < b or (operator == "$lte" and a == b))
-
-
-def _number(value: Any) -> Any:
-    """Returns a number, also one that is written as text, or None."""
-    if isinstance(value, int | float):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 class TurnstoneStore(_Steps, BaseStore):
     """A store on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
 
-    def __init__(self, client: Client, *, session: str = "langgraph-store") -> None:
+    def __init__(self, client: Client, *, session: str = "langgraph-store", index: IndexConfig | None = None) -> None:
         """session is the id of the session whose records are the items. Stores of different sessions are apart."""
         self._client = client
         self._session = session
+        self._index = Index(index) if index else None
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        return drive(self._client._run, self._batch(list(ops)))
+        ops = list(ops)
+        return drive(self._client._run, self._batch(ops, self._index.embed(ops) if self._index else {}))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        return await to_thread(self.batch, list(ops))
+        ops = list(ops)
+        vectors = await self._index.aembed(ops) if self._index else {}
+        return await to_thread(drive, self._client._run, self._batch(ops, vectors))
 
 
-class AsyncTurnstoneStore(_Steps, BaseStore):
-    """A store on an AsyncClient. See the module."""
+class AsyncTurnstoneStore(_Steps, AsyncBatchedBaseStore):
+    """A store on an AsyncClient, of the event loop in which it is made: what its tasks ask for at once is one batch. Other threads call the methods that are not
+    awaited. See the module."""
 
-    def __init__(self, client: AsyncClient, *, session: str = "langgraph-store") -> None:
+    def __init__(self, client: AsyncClient, *, session: str = "langgraph-store", index: IndexConfig | None = None) -> None:
         """session is the id of the session whose records are the items. Stores of different sessions are apart."""
+        super().__init__()
         self._client = client
         self._session = session
+        self._index = Index(index) if index else None
+
+    async def aput(
+        self,
+        namespace: tuple[str, ...],
+        key: str,
+        value: Mapping[str, Any],
+        index: Literal[False] | list[str] | None = None,
+        *,
+        ttl: float | NotProvided | None = NOT_PROVIDED,
+    ) -> None:
+        """Stores an item. One that can't be stored is refused before it joins a batch."""
+        _content(PutOp(namespace, key, value, index, None if isinstance(ttl, NotProvided) else ttl), b"")
+        await super().aput(namespace, key, value, index, ttl=ttl)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Raises NotImplementedError: this store is for graphs that are awaited."""
-        raise NotImplementedError("AsyncTurnstoneStore is for graphs that are awaited: use TurnstoneStore, which is for both")
+        """Makes operations from another thread than that of the event loop, in which it raises asyncio.InvalidStateError."""
+        return from_thread(self._loop, self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        return await adrive(self._client._run, self._batch(list(ops)))
+        ops = list(ops)
+        vectors = await self._index.aembed(ops) if self._index else {}
+        return await adrive(self._client._run, self._batch(ops, vectors))
