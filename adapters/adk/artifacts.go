@@ -109,7 +109,7 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 		if v.Version <= last {
 			return nil, fmt.Errorf("adk: artifact %q: version %d is not later than the last one, %d: %w", r.FileName, v.Version, last, fs.ErrExist)
 		}
-		value, err := json.Marshal(&v)
+		value, err := adapter.JSON(&v)
 		if err != nil {
 			return nil, fmt.Errorf("adk: artifact %q: %w", r.FileName, err)
 		}

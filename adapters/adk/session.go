@@ -97,7 +97,31 @@ func (s *Session) add(nodes []turnstone.Node) error {
 		if err := json.Unmarshal(n.Payload, &e); err != nil {
 			return fmt.Errorf("adk: session %q: node %s is no event: %w", s.id, n.ID, err)
 		}
+		if err := retype(n.Payload, &e); err != nil {
+			return fmt.Errorf("adk: session %q: node %s: %w", s.id, n.ID, err)
+		}
 		s.events, s.updated = append(s.events, &e), e.Timestamp
+	}
+	return nil
+}
+
+// retype gives the values of an event's state delta the types that they had.
+func retype(payload []byte, e *session.Event) (err error) {
+	if len(e.Actions.StateDelta) == 0 {
+		return nil
+	}
+	var stored struct {
+		Actions struct {
+			StateDelta map[string]json.RawMessage `json:"stateDelta"`
+		} `json:"actions"`
+	}
+	if err := json.Unmarshal(payload, &stored); err != nil {
+		return err
+	}
+	for k, v := range stored.Actions.StateDelta {
+		if e.Actions.StateDelta[k], err = adapter.Unmarshal(v); err != nil {
+			return fmt.Errorf("the state %q: %w", k, err)
+		}
 	}
 	return nil
 }

@@ -23,9 +23,11 @@ const statePart = "state"
 
 // Sessions is a session.Service. It is safe for concurrent use.
 //
-// Values of state are stored as JSON, so a number comes back as float64. A value of user or app state has at most
-// turnstone.MaxRecord bytes and its key 506, an event and all of a session's own state have at most
-// turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves
+// Values of state are stored as JSON and keep their types: bool, string, int, float64, []any, map[string]any, the other
+// integers, float32, []byte, time.Time, time.Duration, json.Number, and slices of strings, numbers and bools, and maps of
+// them by strings. A value of another type is refused, as is text that is not UTF-8. A value of user or app state has at
+// most 200 times turnstone.MaxRecord bytes as JSON and its key 506 bytes; an event and all of a session's own state have
+// at most turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves
 // it to another user.
 type Sessions struct {
 	store  turnstone.Factory
@@ -54,7 +56,7 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 		return nil, err
 	}
 	out.own = d.own
-	part, err := json.Marshal(d.own)
+	part, err := adapter.JSON(d.own)
 	if err != nil {
 		return nil, fmt.Errorf("adk: the state: %w", err)
 	}
@@ -224,11 +226,10 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		return err
 	}
 	stored := *e
-	if d.temporary {
-		stored.Actions.StateDelta = maps.Clone(e.Actions.StateDelta)
-		maps.DeleteFunc(stored.Actions.StateDelta, func(k string, _ any) bool { return strings.HasPrefix(k, session.KeyPrefixTemp) })
+	if e.Actions.StateDelta != nil {
+		stored.Actions.StateDelta = d.all
 	}
-	payload, err := json.Marshal(&stored)
+	payload, err := adapter.JSON(&stored)
 	if err != nil {
 		return fmt.Errorf("adk: the event: %w", err)
 	}
@@ -246,7 +247,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	if len(d.own) > 0 {
 		own = maps.Clone(own)
 		maps.Copy(own, d.own)
-		part, err := json.Marshal(own)
+		part, err := adapter.JSON(own)
 		if err != nil {
 			return fmt.Errorf("adk: the state: %w", err)
 		}
@@ -265,6 +266,11 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	of.revision, of.own, of.updated = result.Revision, own, e.Timestamp
+	if d.temporary {
+		stored.Actions.StateDelta = d.shown
+	} else {
+		stored.Actions.StateDelta = e.Actions.StateDelta
+	}
 	of.events = append(of.events, &stored)
 	maps.Copy(of.state, e.Actions.StateDelta)
 	return nil
@@ -309,9 +315,9 @@ func (s *Sessions) readState(ctx context.Context, of *Session, read map[string]m
 // show adds values to what State of a session shows.
 func show[Value ~[]byte](of *Session, prefix string, values map[string]Value) error {
 	for k, value := range values {
-		var v any
-		if err := json.Unmarshal(value, &v); err != nil {
-			return fmt.Errorf("adk: session %q: the state of %q is no JSON: %w", of.id, prefix+k, err)
+		v, err := adapter.Unmarshal(value)
+		if err != nil {
+			return fmt.Errorf("adk: session %q: the state of %q is none: %w", of.id, prefix+k, err)
 		}
 		of.state[prefix+k] = v
 	}
@@ -333,20 +339,22 @@ func (s state) changes() (out []turnstone.RecordChange) {
 type delta struct {
 	app, user, own state
 	shown          map[string]any // all of these, as they were given
+	all            map[string]any // and as they are stored in an event
 	temporary      bool           // there are others, which are not stored
 }
 
 func deltaOf(given map[string]any) (delta, error) {
-	d := delta{app: state{}, user: state{}, own: state{}, shown: map[string]any{}}
+	d := delta{app: state{}, user: state{}, own: state{}, shown: map[string]any{}, all: map[string]any{}}
 	for k, v := range given {
 		if strings.HasPrefix(k, session.KeyPrefixTemp) {
 			d.temporary = true
 			continue
 		}
-		value, err := json.Marshal(v)
+		value, err := adapter.Marshal(v)
 		if err != nil {
 			return d, fmt.Errorf("adk: state %q: %w", k, err)
 		}
+		d.all[k] = json.RawMessage(value)
 		d.shown[k] = v
 		if name, ok := strings.CutPrefix(k, session.KeyPrefixApp); ok {
 			d.app[name] = value

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -193,7 +195,7 @@ func TestAD2_SessionsOfAUserChangeItsStateAtOnce(t *testing.T) {
 			t.Error(state)
 		}
 		for i := range 8 {
-			if state[fmt.Sprint("user:", i)] != 4.0 {
+			if state[fmt.Sprint("user:", i)] != 4 {
 				t.Error(state)
 			}
 		}
@@ -302,7 +304,7 @@ func TestAD3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
 			t.Errorf("%s: no error", what)
 		}
 	}
-	if err := c.AppendEvent(ctx, s, event("e", "x", map[string]any{"app:k": strings.Repeat("x", turnstone.MaxRecord)})); !errors.Is(err, turnstone.ErrLimit) {
+	if err := c.AppendEvent(ctx, s, event("e", "x", map[string]any{"app:k": strings.Repeat("x", 201*turnstone.MaxRecord)})); !errors.Is(err, turnstone.ErrLimit) {
 		t.Error(err)
 	}
 	if _, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", SessionID: "s", State: map[string]any{"app:k": 1}}); !errors.Is(err, turnstone.ErrExists) {
@@ -518,7 +520,7 @@ func TestAD3_ASessionIsListedForItsUserOnly(t *testing.T) {
 func TestAD3_WhatIsRefusedMakesNoSession(t *testing.T) {
 	store := storetest.Memory(t)
 	c := chats{t, adk.NewSessions(store)}
-	for _, state := range []map[string]any{{"user:k": strings.Repeat("x", turnstone.MaxRecord)}, {"app:\x00": 1}, {"app:" + strings.Repeat("k", 600): 1}} {
+	for _, state := range []map[string]any{{"user:k": strings.Repeat("x", 201*turnstone.MaxRecord)}, {"app:\x00": 1}, {"app:" + strings.Repeat("k", 600): 1}} {
 		if _, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", State: state}); err == nil {
 			t.Error("no error")
 		}
@@ -526,5 +528,43 @@ func TestAD3_WhatIsRefusedMakesNoSession(t *testing.T) {
 	page, err := store.List(ctx, turnstone.ListOptions{})
 	if err != nil || len(page.Sessions) > 0 {
 		t.Error(page, err)
+	}
+}
+
+func TestAD11_StateKeepsItsTypes(t *testing.T) {
+	store := storetest.Memory(t)
+	c := chats{t, adk.NewSessions(store)}
+	values := map[string]any{
+		"a": int64(1<<60 + 1), "user:b": []byte{0, 255}, "app:c": time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), "d": map[string]any{}, "user:e": 5, "f": 5.0,
+		"g": []string{"x"}, "user:large": strings.Repeat("é", 200_000),
+	}
+	if _, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", SessionID: "s", State: map[string]any{"own": uint8(1)}}); err != nil {
+		t.Fatal(err)
+	}
+	first := c.get("s")
+	e := event("e", "x", maps.Clone(values))
+	e.Actions.StateDelta["temp:t"] = func() {}
+	if err := c.AppendEvent(ctx, first, e); err != nil {
+		t.Fatal(err)
+	}
+	values["own"] = uint8(1)
+	for _, s := range []session.Session{first, c.get("s")} {
+		state := maps.Collect(s.State().All())
+		delete(state, "temp:t")
+		if !reflect.DeepEqual(state, values) {
+			t.Errorf("%.300v", state)
+		}
+		delta := s.Events().At(0).Actions.StateDelta
+		if len(delta) != len(values)-1 || !reflect.DeepEqual(delta["a"], values["a"]) || !reflect.DeepEqual(delta["user:b"], values["user:b"]) {
+			t.Errorf("%.300v", delta)
+		}
+	}
+	for _, v := range []any{struct{ A int }{1}, math.NaN(), "\xff", []any{&first}} {
+		if err := c.AppendEvent(ctx, first, event("bad", "x", map[string]any{"a": v})); err == nil {
+			t.Errorf("%T: no error", v)
+		}
+	}
+	if n := c.get("s").Events().Len(); n != 1 {
+		t.Errorf("%d events", n)
 	}
 }

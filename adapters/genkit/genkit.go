@@ -314,7 +314,7 @@ func stateJSON[State any](state *exp.SessionState[State]) ([]byte, error) {
 	if state == nil {
 		return nil, nil
 	}
-	b, err := json.Marshal(state)
+	b, err := adapter.JSON(state)
 	if err != nil {
 		return nil, fmt.Errorf("genkit: the state: %w", err)
 	}
@@ -323,7 +323,7 @@ func stateJSON[State any](state *exp.SessionState[State]) ([]byte, error) {
 
 // records returns the changes of records that put r in the place of old.
 func (r *row[State]) records(old *stored[State]) ([]turnstone.RecordChange, error) {
-	value, err := json.Marshal(r)
+	value, err := adapter.JSON(r)
 	if err != nil {
 		return nil, fmt.Errorf("genkit: the snapshot: %w", err)
 	}
@@ -353,7 +353,7 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 	}
 	messages := make([]turnstone.NewNode, len(of.State.Messages))
 	for i, m := range of.State.Messages {
-		payload, err := json.Marshal(m)
+		payload, err := adapter.JSON(m)
 		if err != nil {
 			return fmt.Errorf("genkit: message %d: %w", i, err)
 		}

@@ -65,11 +65,11 @@ func nodeOf(m llms.ChatMessage) (turnstone.NewNode, error) {
 	default: // It could not be told apart when it is read.
 		return turnstone.NewNode{}, &turnstone.InvalidError{Where: "message", Reason: fmt.Sprintf("it is a %T, and no message type of package llms", m)}
 	}
-	data, err := json.Marshal(fields)
+	data, err := adapter.JSON(fields)
 	if err != nil {
 		return turnstone.NewNode{}, fmt.Errorf("langchaingo: the message: %w", err)
 	}
-	payload, err := json.Marshal(stored{m.GetType(), data})
+	payload, err := adapter.JSON(stored{m.GetType(), data})
 	return turnstone.NewNode{Kind: string(m.GetType()), Payload: payload}, err
 }
 

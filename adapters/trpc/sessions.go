@@ -41,12 +41,12 @@ const (
 //   - AppendEvent asks the store nothing if the event has nothing to store. So the session's time of update stays, and
 //     the session may not exist.
 //   - Pages of events are supported.
-//   - Events are stored as JSON. Fields that JSON leaves out, such as StructuredOutput, are lost, numbers of type any
-//     become float64, and each byte of a text that is not UTF-8 becomes U+FFFD.
+//   - Events are stored as JSON. Fields that JSON leaves out, such as StructuredOutput, are lost, and numbers of type any
+//     become float64. Text that is not UTF-8 is refused.
 //   - The list of tracks is sorted by name.
 //
 // An update of user or app state has at most turnstone.MaxRecords keys. Such a key has at most 506 bytes and no zero
-// byte, and its value at most turnstone.MaxRecord bytes. A session has at most 1,024 keys of its own state, tracks
+// byte, and its value at most 200 times turnstone.MaxRecord bytes. A session has at most 1,024 keys of its own state, tracks
 // and summaries together, and each of their values is a little smaller than turnstone.MaxPart. An event has at most
 // turnstone.MaxPayload bytes.
 type Sessions struct {
@@ -254,7 +254,7 @@ func (s *Sessions) read(ctx context.Context, key session.Key, o *session.Options
 		}
 	}
 	if tracks := slices.Sorted(maps.Keys(values[trackPart])); len(tracks) > 0 {
-		if out.State["tracks"], err = json.Marshal(tracks); err != nil {
+		if out.State["tracks"], err = adapter.JSON(tracks); err != nil {
 			return nil, err
 		}
 	}
@@ -415,7 +415,7 @@ func (s *Sessions) AppendTrackEvent(ctx context.Context, to *session.Session, e 
 	if err := key.CheckSessionKey(); err != nil {
 		return err
 	}
-	payload, err := json.Marshal(e)
+	payload, err := adapter.JSON(e)
 	if err != nil {
 		return fmt.Errorf("trpc: the track event: %w", err)
 	}

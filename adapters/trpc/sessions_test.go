@@ -147,7 +147,7 @@ func TestTR3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
 		"no track event":                s.AppendTrackEvent(ctx, of, nil),
 		"a track event that is no JSON": s.AppendTrackEvent(ctx, of, &session.TrackEvent{Track: "t", Payload: json.RawMessage("{")}),
 		"a track of a session whose list of tracks is none": s.AppendTrackEvent(ctx, odd, &session.TrackEvent{Track: "t"}),
-		"a large value of a user":                           s.UpdateUserState(ctx, session.UserKey{AppName: "app", UserID: "user"}, session.StateMap{"k": make([]byte, turnstone.MaxRecord+1)}),
+		"a large value of a user":                           s.UpdateUserState(ctx, session.UserKey{AppName: "app", UserID: "user"}, session.StateMap{"k": make([]byte, 200*turnstone.MaxRecord+1)}),
 		"a user's value in session state":                   s.UpdateSessionState(ctx, chat, session.StateMap{"user:k": nil}),
 		"no app":                                            s.UpdateAppState(ctx, "", nil),
 	} {

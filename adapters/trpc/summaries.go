@@ -3,7 +3,6 @@ package trpc
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"maps"
 	"reflect"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 )
 
 const (
@@ -112,7 +112,7 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 	changed, parts := summaries(of), map[string][]byte{}
 	maps.DeleteFunc(changed, func(filterKey string, sum *session.Summary) bool { return reflect.DeepEqual(sum, before[filterKey]) })
 	for filterKey, sum := range changed {
-		text, err := json.Marshal(sum)
+		text, err := adapter.JSON(sum)
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session/summary"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -73,7 +74,7 @@ func setPart(parts map[string][]byte, of, key string, value []byte) error {
 	if !utf8.ValidString(key) {
 		return fmt.Errorf("trpc: the key %q is not UTF-8", key)
 	}
-	line, err := json.Marshal(partHeader{key, value == nil})
+	line, err := adapter.JSON(partHeader{key, value == nil})
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func isStored(e *event.Event) bool { return e.Response != nil && !e.IsPartial &&
 
 // eventNode returns the node for an event.
 func eventNode(e *event.Event) (turnstone.NewNode, error) {
-	payload, err := json.Marshal(e)
+	payload, err := adapter.JSON(e)
 	if err != nil {
 		return turnstone.NewNode{}, fmt.Errorf("trpc: the event: %w", err)
 	}

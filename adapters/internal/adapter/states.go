@@ -2,9 +2,15 @@ package adapter
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
@@ -13,24 +19,46 @@ import (
 const (
 	// statePrefix is what the keys of records begin with that are values of state.
 	statePrefix = "state/"
+	// largeKey is that of the record that names the large values. It comes before those of the others.
+	largeKey = "state-large"
+	// partPrefix is what the keys of records begin with that have a part of a large value.
+	partPrefix = "part/"
+	// MaxState is how many bytes a value has at most.
+	MaxState = 200 * turnstone.MaxRecord
 	// maxStates is how many handles are kept.
 	maxStates = 10_000
 )
 
 // States keeps the states of users and apps, which several sessions share. A state is the records of a session of its
-// own. That session is made when the state gets its first value, and no prune deletes it. A value has at most
-// turnstone.MaxRecord bytes, and a key has at most 506 bytes. States is safe for concurrent use.
+// own. That session is made when the state gets its first value, and no prune deletes it. A value that one record can't
+// have is in several, which another record names: who changes a value makes sure that this one is as it was read. A key
+// has at most 506 bytes. States is safe for concurrent use.
 type States struct {
 	store turnstone.Factory
 	group string
 
-	mu      sync.Mutex                       // guards handles
-	handles map[string]turnstone.Persistence // by the ids of their sessions
+	mu    sync.Mutex        // guards known
+	known map[string]*state // by the ids of their sessions
 }
+
+// A state is the session of one, as it was read.
+type state struct {
+	handle  turnstone.Persistence   // nil if there is no session
+	large   map[string]large        // by the keys of values
+	version turnstone.RecordVersion // of the record with large
+}
+
+// A large value is in several records.
+type large struct {
+	ID      string // within their keys
+	Records int
+}
+
+func (l large) key(i int) string { return fmt.Sprintf("%s%s/%03d", partPrefix, l.ID, i) }
 
 // NewStates returns the states whose sessions are in a group.
 func NewStates(store turnstone.Factory, group string) *States {
-	return &States{store: store, group: group, handles: map[string]turnstone.Persistence{}}
+	return &States{store: store, group: group, known: map[string]*state{}}
 }
 
 // A StateChange is what changes of the state in one session. Key is that of a value, and an action of
@@ -42,85 +70,187 @@ type StateChange struct {
 
 // Commit makes changes of states and commits to other sessions in one batch, and returns the results of the commits.
 func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turnstone.SessionCommit) ([]turnstone.Result, error) {
-	commits := own[:len(own):len(own)]
-	var ids []string
-	for _, change := range changes {
-		if len(change.Values) == 0 {
-			continue
-		}
-		c := turnstone.SessionCommit{RecordsOnly: true}
-		for _, v := range change.Values {
-			v.Key = statePrefix + v.Key
-			c.Records = append(c.Records, v)
-		}
-		commits, ids = append(commits, c), append(ids, change.ID)
-	}
-	if len(commits) == 0 {
+	changes = slices.DeleteFunc(slices.Clone(changes), func(c StateChange) bool { return len(c.Values) == 0 })
+	if len(changes) == 0 && len(own) == 0 {
 		return nil, nil
 	}
-	for i := range commits { // before sessions are made
-		if err := commits[i].Check(); err != nil {
-			return nil, err
-		}
-	}
 	for again := false; ; {
-		for i, id := range ids {
-			h, err := s.handle(ctx, id)
+		commits := own[:len(own):len(own)]
+		for _, change := range changes {
+			st, err := s.state(ctx, change.ID)
 			if err != nil {
 				return nil, err
 			}
-			commits[len(own)+i].Session = h
+			c := turnstone.SessionCommit{Session: st.handle, RecordsOnly: true}
+			if c.Records, err = st.records(change.Values); err != nil {
+				return nil, err
+			}
+			commits = append(commits, c)
+		}
+		for i := range commits { // before sessions are made
+			if err := commits[i].Check(); err != nil {
+				return nil, err
+			}
+		}
+		for i := range commits[len(own):] {
+			if c := &commits[len(own)+i]; c.Session == nil {
+				h, err := s.create(ctx, changes[i].ID)
+				if err != nil {
+					return nil, err
+				}
+				c.Session = h
+			}
 		}
 		results, err := s.store.CommitAll(ctx, commits...)
+		var conflict *turnstone.RecordConflictError
 		switch {
 		case err == nil:
+			for i, c := range commits[len(own):] {
+				if c.Records[len(c.Records)-1].Action == turnstone.SetRecord { // Others are large now.
+					s.forget(changes[i : i+1])
+				}
+			}
 			return results[:len(own)], nil
-		case Gone(err) && !again && len(ids) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
+		case errors.As(err, &conflict) && conflict.Key == largeKey:
+			s.forget(changes)
+		case Gone(err) && !again && len(changes) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			again = true // Somebody has deleted one of the states.
-			s.mu.Lock()
-			clear(s.handles)
-			s.mu.Unlock()
+			s.forget(changes)
 		default:
 			return nil, err
 		}
 	}
 }
 
-// handle returns the session of a state, which it makes if there is none.
-func (s *States) handle(ctx context.Context, id string) (turnstone.Persistence, error) {
-	s.mu.Lock()
-	h := s.handles[id]
-	s.mu.Unlock()
-	if h != nil {
-		return h, nil
+// records returns what changes of the records when values change.
+func (st *state) records(values []turnstone.RecordChange) ([]turnstone.RecordChange, error) {
+	var out []turnstone.RecordChange
+	named := maps.Clone(st.large)
+	for _, v := range values {
+		if err := check(v); err != nil {
+			return nil, err
+		}
+		if old, ok := named[v.Key]; ok {
+			for i := range old.Records {
+				out = append(out, turnstone.RecordChange{Key: old.key(i), Action: turnstone.DeleteRecord})
+			}
+			delete(named, v.Key)
+		}
+		whole := v.Value
+		v.Key, v.Value = statePrefix+v.Key, nil
+		if len(whole) <= turnstone.MaxRecord {
+			v.Value = whole
+			out = append(out, v)
+			continue
+		}
+		l := large{ID: rand.Text()}
+		for part := range slices.Chunk(whole, turnstone.MaxRecord) {
+			out = append(out, turnstone.RecordChange{Key: l.key(l.Records), Value: part, Expect: turnstone.NoRecord})
+			l.Records++
+		}
+		named[strings.TrimPrefix(v.Key, statePrefix)] = l
+		out = append(out, v) // without a value: who lists the records sees the key, whatever has become of it since
 	}
-	// Using a state changes nothing in this session: without KeepAll a prune could take it for inactive.
-	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{Group: s.group, Retention: head.KeepAll}})
+	same := turnstone.RecordChange{Key: largeKey, Action: turnstone.CheckRecord, Expect: st.version}
+	if !maps.Equal(named, st.large) {
+		value, err := json.Marshal(named)
+		if err != nil {
+			return nil, err
+		}
+		same.Action, same.Value = turnstone.SetRecord, value
+	}
+	return append(out, same), nil
+}
+
+// check returns an error that speaks of a value of state, and not of a record.
+func check(v turnstone.RecordChange) error {
+	where := fmt.Sprintf("state %.80q", v.Key)
+	switch {
+	case len(v.Key) > turnstone.MaxRecordKey-len(statePrefix):
+		return &turnstone.LimitError{Limit: "key bytes", Where: where, Have: int64(len(v.Key)), Max: int64(turnstone.MaxRecordKey - len(statePrefix))}
+	case len(v.Value) > MaxState:
+		return &turnstone.LimitError{Limit: "value bytes", Where: where, Have: int64(len(v.Value)), Max: MaxState}
+	case strings.ContainsRune(v.Key, 0):
+		return &turnstone.InvalidError{Where: where, Reason: "the key has a zero byte"}
+	case !utf8.ValidString(v.Key):
+		return &turnstone.InvalidError{Where: where, Reason: "the key is not UTF-8"}
+	}
+	return nil
+}
+
+// state returns what is known of a state, which it reads if nothing is.
+func (s *States) state(ctx context.Context, id string) (*state, error) {
+	s.mu.Lock()
+	st := s.known[id]
+	s.mu.Unlock()
+	if st != nil {
+		return st, nil
+	}
+	st = &state{version: turnstone.NoRecord, large: map[string]large{}}
+	h, err := s.store.Session(ctx, id)
+	if Gone(err) {
+		return st, nil
+	}
 	if err != nil {
 		return nil, err
 	}
+	st.handle = h
+	switch r, err := h.Record(ctx, largeKey); {
+	case err == nil:
+		err := st.named(r)
+		if err != nil {
+			return nil, err
+		}
+	case !errors.Is(err, turnstone.ErrRecordNotFound):
+		if Gone(err) {
+			return &state{version: turnstone.NoRecord, large: map[string]large{}}, nil
+		}
+		return nil, err
+	}
+	s.know(id, st)
+	return st, nil
+}
+
+// named reads the record that names the large values.
+func (st *state) named(r turnstone.Record) error {
+	st.version, st.large = r.Version, map[string]large{}
+	if err := json.Unmarshal(r.Value, &st.large); err != nil {
+		return fmt.Errorf("the record %q of a state names no large values: %w", largeKey, err)
+	}
+	return nil
+}
+
+// create makes the session of a state.
+func (s *States) create(ctx context.Context, id string) (turnstone.Persistence, error) {
+	// Using a state changes nothing in this session: without KeepAll a prune could take it for inactive.
+	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: head.Metadata{Group: s.group, Retention: head.KeepAll}})
+	return h, err
+}
+
+func (s *States) know(id string, st *state) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.handles) >= maxStates {
-		clear(s.handles)
+	if len(s.known) >= maxStates {
+		clear(s.known)
 	}
-	s.handles[id] = h
-	return h, nil
+	s.known[id] = st
+}
+
+func (s *States) forget(changes []StateChange) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range changes {
+		delete(s.known, c.ID)
+	}
 }
 
 // Read returns the values of a state, by their keys: none if it has none. No value is nil.
 func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error) {
-	out := map[string][]byte{}
 	h, err := s.store.Session(ctx, id)
-	for q := (turnstone.RecordQuery{Prefix: statePrefix, Limit: turnstone.MaxPage}); err == nil; {
-		var page turnstone.RecordPage
-		if page, err = h.Records(ctx, q); err != nil {
-			break
-		}
-		for _, r := range page.Records {
-			out[strings.TrimPrefix(r.Key, statePrefix)] = append([]byte{}, r.Value...)
-		}
-		if q.After = page.Next; q.After == "" {
+	for err == nil {
+		var out map[string][]byte
+		var whole bool
+		if out, whole, err = values(ctx, h); whole {
 			return out, nil
 		}
 	}
@@ -128,4 +258,57 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 		return nil, nil
 	}
 	return nil, err
+}
+
+// values reads the values of a state. whole is false if somebody has changed large ones meanwhile.
+func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte, whole bool, err error) {
+	out = map[string][]byte{}
+	st := state{version: turnstone.NoRecord}
+	sure := false // one page has all of it, with the record that names the large values
+	for q := (turnstone.RecordQuery{Prefix: "state", Limit: turnstone.MaxPage}); ; {
+		page, err := h.Records(ctx, q)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, r := range page.Records {
+			if key, ok := strings.CutPrefix(r.Key, statePrefix); ok {
+				out[key] = append([]byte{}, r.Value...)
+			} else if err := st.named(r); err != nil {
+				return nil, false, err
+			}
+		}
+		if sure = q.After == "" && page.Next == "" && st.version != turnstone.NoRecord; page.Next == "" {
+			break
+		}
+		q.After = page.Next
+	}
+	damaged := ""
+	for key, l := range st.large {
+		page, err := h.Records(ctx, turnstone.RecordQuery{Prefix: partPrefix + l.ID + "/", Limit: turnstone.MaxPage})
+		if err != nil {
+			return nil, false, err
+		}
+		if len(page.Records) != l.Records {
+			damaged = key
+			break
+		}
+		var value []byte
+		for _, r := range page.Records {
+			value = append(value, r.Value...)
+		}
+		out[key] = value
+	}
+	if sure && damaged == "" {
+		return out, true, nil
+	}
+	// Meanwhile a value may have become a large one, or one of the others.
+	r, err := h.Record(ctx, largeKey)
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		r.Version, err = turnstone.NoRecord, nil
+	}
+	whole = err == nil && r.Version == st.version
+	if whole && damaged != "" {
+		return nil, false, fmt.Errorf("the state %q is damaged: records of it are missing", damaged)
+	}
+	return out, whole, err
 }
