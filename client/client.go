@@ -35,6 +35,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/cache"
+	"github.com/turnstonedb/turnstone/internal/socket"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -98,7 +99,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	if path, unix := strings.CutPrefix(address, "unix:"); unix {
 		c.base = "http://turnstone"
 		t.Proxy = nil
-		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", path) }
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, path) }
 	} else {
 		u, err := url.Parse(address)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {

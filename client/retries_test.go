@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -113,7 +114,10 @@ func TestSV3_CallsThatMeetFaultsEndAsTheTableSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	control := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(_, _ string) (net.Conn, error) { return net.Dial("unix", path) }}}
+	control := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", path) },
+	}}
 	plan := func(faults []string) {
 		t.Helper()
 		body, _ := json.Marshal(faults)

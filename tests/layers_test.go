@@ -17,7 +17,7 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"engine", "internal/testkit", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared", "engine/open", "engine/enginetest",
+	"engine", "internal/testkit", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "internal/socket", "engine/shared", "engine/open", "engine/enginetest",
 	"internal/pgtest", "damage", "internal/codec", "internal/keys",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify",
@@ -34,7 +34,8 @@ var may = map[string][]string{
 	"engine/badger":             {"engine", "engine/internal/localdir"},
 	"engine/pebble":             {"engine", "engine/internal/localdir"},
 	"engine/postgres":           {"engine"},
-	"engine/shared":             {"engine", "engine/internal/localdir"},
+	"internal/socket":           {},
+	"engine/shared":             {"engine", "engine/internal/localdir", "internal/socket"},
 	"engine/open":               {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared"},
 	"engine/enginetest":         {"engine", "internal/testkit", "engine/memory"},
 	"internal/pgtest":           {},
@@ -62,7 +63,7 @@ var may = map[string][]string{
 	"server":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "transcript", "internal/wire"},
 	"internal/faulty":           {"engine", "engine/memory", "", "internal/wire", "server"},
 	"internal/faulty/serve":     {"internal/faulty"},
-	"client":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
+	"client":                    {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
 	"internal/storetest":        {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/testkit", "internal/pgtest", "", "server", "client"},
 	"adapters/internal/adapter": {"head", ""},
 	"adapters/turnstoneotel":    {""},

@@ -230,7 +230,7 @@ func TestServeRefusesWhatWouldNotBeSafe(t *testing.T) {
 		{"no such file", []string{"--tokens", filepath.Join(dir, "none")}},
 		{"not below zero", []string{"--idle", "-1s"}},
 		{"no socket", []string{"--listen", "unix:" + tokens}},
-		{"another one with --listen", []string{"--listen", "unix:" + filepath.Join(dir, strings.Repeat("x", 120))}},
+		{"for its last name", []string{"--listen", "unix:" + filepath.Join(dir, strings.Repeat("x", 120))}},
 	} {
 		if _, errs, ok := turnstoneCmd(t, append([]string{"serve", "--store", dir}, c.args...)...); ok || !strings.Contains(errs, c.want) {
 			t.Errorf("%q: %q, want %q", c.args, errs, c.want)

@@ -10,10 +10,10 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/shared"
+	sockets "github.com/turnstonedb/turnstone/internal/socket"
 )
 
 // listen listens on an address. A socket whose process is gone is replaced.
@@ -36,10 +36,7 @@ func listen(ctx context.Context, address string, log *slog.Logger) (net.Listener
 		return nil, errors.Join(err, unlocked())
 	}
 	refused := func(err error) { log.Warn("a connection was refused", "socket", path, "error", err) }
-	s.on, err = shared.Listen(func() (string, error) { return path, nil }, s.take, refused)
-	if errors.Is(err, syscall.EINVAL) {
-		err = fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
-	}
+	s.on, err = shared.Listen(func() string { return path }, s.take, refused)
 	if err != nil {
 		return nil, errors.Join(err, unlocked())
 	}
@@ -56,7 +53,7 @@ func checkReplaceable(path string) error {
 	case i.Mode()&fs.ModeSocket == 0:
 		return usageError{fmt.Errorf("%s is there, and no socket", path)}
 	}
-	if c, err := net.Dial("unix", path); err == nil {
+	if c, err := sockets.Dial(context.Background(), path); err == nil {
 		return errors.Join(fmt.Errorf("%w: another process listens on %s", engine.ErrUnavailable, path), c.Close())
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+	"github.com/turnstonedb/turnstone/internal/socket"
 )
 
 const (
@@ -72,14 +73,9 @@ func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error)
 // dial makes a connection and reads the owner's greeting. The error is errGone if nobody listens, and errSilent if
 // the owner does not answer.
 func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error) {
-	path, err := c.of.socket()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(caller, wait)
 	defer cancel()
-	var d net.Dialer
-	s, err := d.DialContext(ctx, "unix", path)
+	s, err := socket.Dial(ctx, c.of.socket())
 	if err != nil {
 		switch {
 		case caller.Err() != nil:
@@ -94,7 +90,7 @@ func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error)
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { s.SetDeadline(time.Unix(1, 0)) })
-	out := &conn{UnixConn: s.(*net.UnixConn), in: bufio.NewReader(s)}
+	out := &conn{UnixConn: s, in: bufio.NewReader(s)}
 	err = out.greeted(c.of)
 	if !stop() && err == nil {
 		err = errSilent // The connection has a deadline that is over.

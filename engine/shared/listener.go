@@ -7,6 +7,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/turnstonedb/turnstone/internal/socket"
 )
 
 // lookEvery is how often a Listener looks whether its socket is still there.
@@ -15,7 +17,7 @@ const lookEvery = 500 * time.Millisecond
 // A Listener listens on a Unix socket, for processes of this user: it asks the system who has connected. If somebody
 // removes the socket, the Listener makes it again, and connections that were made before go on.
 type Listener struct {
-	path    func() (string, error)
+	path    func() string
 	accept  func(*net.UnixConn)
 	refused func(error)
 
@@ -32,7 +34,7 @@ type Listener struct {
 // Listen begins to listen on the socket at a path, where it replaces what is there. Its caller makes sure that no other
 // process listens there. path is called again when the socket is made again. accept is called with each connection, and
 // refused, unless it is nil, with the reason why there is none. Until accept returns, no other connection is taken.
-func Listen(path func() (string, error), accept func(*net.UnixConn), refused func(error)) (*Listener, error) {
+func Listen(path func() string, accept func(*net.UnixConn), refused func(error)) (*Listener, error) {
 	l := &Listener{path: path, accept: accept, refused: refused, closing: make(chan struct{})}
 	if err := l.make(); err != nil {
 		return nil, err
@@ -46,11 +48,10 @@ func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closing)
 		l.looks.Wait()
-		path, err := l.path()
-		if err == nil {
-			if now, lerr := os.Lstat(path); lerr == nil && os.SameFile(now, l.socket) {
-				err = os.Remove(path)
-			}
+		var err error
+		path := l.path()
+		if now, lerr := os.Lstat(path); lerr == nil && os.SameFile(now, l.socket) {
+			err = os.Remove(path)
 		}
 		l.closed = errors.Join(err, l.on.Close())
 	})
@@ -59,19 +60,15 @@ func (l *Listener) Close() error {
 
 // make makes the socket.
 func (l *Listener) make() error {
-	path, err := l.path()
-	if err != nil {
-		return err
-	}
+	path := l.path()
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	on, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	on, err := socket.Listen(path)
 	if err != nil {
 		return err
 	}
-	on.SetUnlinkOnClose(false)
-	socket, err := os.Lstat(path)
+	made, err := os.Lstat(path)
 	if err == nil {
 		err = os.Chmod(path, 0o600)
 	}
@@ -81,7 +78,7 @@ func (l *Listener) make() error {
 	if before := l.on; before != nil { // Nobody can connect to it any more, and who has is accepted by then.
 		time.AfterFunc(5*time.Second, func() { _ = before.Close() })
 	}
-	l.on, l.socket = on, socket
+	l.on, l.socket = on, made
 	go l.take(on)
 	return nil
 }
@@ -96,10 +93,8 @@ func (l *Listener) watch() {
 			return
 		case <-look.C:
 		}
-		if path, err := l.path(); err == nil {
-			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-				_ = l.make() // The directory may be gone as well: then it is tried again.
-			}
+		if _, err := os.Lstat(l.path()); errors.Is(err, fs.ErrNotExist) {
+			_ = l.make() // The directory may be gone as well: then it is tried again.
 		}
 	}
 }

@@ -8,17 +8,8 @@ import (
 	"path/filepath"
 )
 
-// maxPath is the longest path of a socket on all systems: see unix(4) and unix(7).
-const maxPath = 103
-
 // socket returns the path of the socket in the directory of e.
-func (e *Engine) socket() (string, error) {
-	path := filepath.Join(e.home.At(), socketName)
-	if len(path) > maxPath {
-		return "", fmt.Errorf("shared: the path %s is longer than %d bytes, which is the most for a socket", path, maxPath)
-	}
-	return path, nil
-}
+func (e *Engine) socket() string { return filepath.Join(e.home.At(), socketName) }
 
 // errSystem says that this system does not tell who is at the other end of a socket.
 var errSystem = errors.New("shared: this system does not tell who is at the other end of a socket")

@@ -239,6 +239,47 @@ def test_a_store_stays_where_it_is_when_the_process_moves(store: str, monkeypatc
     assert os.listdir(parent) == ["s"]
 
 
+def test_development_mode_has_nothing_to_warn_of(store: str) -> None:
+    script = f"import turnstonedb\nwith turnstonedb.Client.open({store!r}, idle=1) as c: c.create('a')"
+    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["/bin/true", "/bin/false", "/none", "/"])
+def test_a_wrong_command_is_said_at_once(command: str, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(server.COMMAND_VARIABLE, command)
+    starts, start = [], server.start
+    monkeypatch.setattr(server, "start", lambda *a: starts.append(a) or start(*a))
+    with pytest.raises(turnstonedb.Error, match=command):
+        turnstonedb.Client.open(store)
+    assert len(starts) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the path of a socket has 103 bytes at most")
+def test_a_store_is_in_a_directory_of_any_name(store: str) -> None:
+    deep = os.path.join(store, *["x" * 200] * 3)
+
+    async def run() -> None:
+        async with await turnstonedb.AsyncClient.open(deep, idle=2) as db:
+            s = await db.session("s")
+            await s.commit([NewNode("k", "2")], expected="any")
+            os.kill(server._children[-1].pid, signal.SIGKILL)
+            assert len((await s.load()).nodes) == 2
+            await asyncio.gather(*(s.info() for _ in range(20)))
+
+    with turnstonedb.Client.open(deep, idle=2) as db:
+        s, _ = db.create("s")
+        s.commit([NewNode("k", "1")])
+        asyncio.run(run())
+        assert len(s.load().nodes) == 2
+    asyncio.run(run_new(os.path.join(deep, "y")))
+
+
+async def run_new(path: str) -> None:
+    async with await turnstonedb.AsyncClient.open(path, idle=2) as db:
+        await db.create("s")
+
+
 def test_what_can_not_be_done_is_said(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with turnstonedb.Client.open(store, idle=2) as db:
         monkeypatch.setattr("turnstonedb._bodies.MAX_REQUEST", 100)
@@ -247,8 +288,6 @@ def test_what_can_not_be_done_is_said(store: str, monkeypatch: pytest.MonkeyPatc
             s.commit([NewNode("k", "x" * 300)])
     with pytest.raises(turnstonedb.Error, match="closed"):
         db.list()
-    with pytest.raises(ValueError, match="103 bytes"):
-        turnstonedb.Client.open(store + "x" * 100)
     for bad in ("unix:", "http://", "http://h?q", "http://u@h"):
         with pytest.raises(ValueError):
             turnstonedb.Client(bad)

@@ -10,7 +10,8 @@ import { TurnstoneError, unavailable } from "./errors.ts";
 
 export const commandVariable = "TURNSTONE_COMMAND";
 const socketName = "turnstone.http";
-const maxSocket = 103;
+/** The bytes of a path in the address of a socket. */
+export const maxSocket = 103;
 const startMilliseconds = 60_000;
 
 /** Returns the path of the command that the package for this machine has, if it is installed. */
@@ -59,7 +60,7 @@ export function absolute(store: string): string {
 /** Returns where a server of a store is that `start` has started. */
 export function address(store: string): string {
 	const path = join(split(store)[1], socketName);
-	if (Buffer.byteLength(path) > maxSocket) {
+	if (Buffer.byteLength(path) > maxSocket && process.platform !== "linux") {
 		throw new TypeError(
 			`${path}: the path of a socket has ${maxSocket} bytes at most. Start \`turnstone serve --listen unix:PATH\`, and connect with that`,
 		);
@@ -102,7 +103,8 @@ export async function start(store: string, idleSeconds: number): Promise<boolean
 		}
 		const text = Buffer.alloc(fstatSync(warnings).size);
 		readSync(warnings, text, 0, text.length, 0);
-		if (!text.includes("another process serves on")) throw unavailable(text.toString().trim() || "the server has ended");
+		if (!text.includes("another process serves on"))
+			throw unavailable(text.toString().trim() || `${path} has ended, and said nothing: is it the command of Turnstone?`);
 		return false;
 	} finally {
 		closeSync(warnings);

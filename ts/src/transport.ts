@@ -1,11 +1,14 @@
 // Connections with a server, those of Node's own HTTP client.
 
 import { randomBytes } from "node:crypto";
+import { closeSync, openSync } from "node:fs";
 import * as http from "node:http";
 import * as https from "node:https";
+import { basename, dirname } from "node:path";
 import { setImmediate } from "node:timers/promises";
 import type { TLSSocket } from "node:tls";
 import { TurnstoneError } from "./errors.ts";
+import { maxSocket } from "./server.ts";
 
 const connectMilliseconds = 10_000;
 /** How long a peer may send nothing before it is taken for gone: servers give a write a minute. */
@@ -84,6 +87,7 @@ export class Transport {
 	readonly #headers: Record<string, string>;
 	readonly #agent: http.Agent;
 	#closed = false;
+	#directory = -1; // of a socket whose path its address has no room for
 
 	constructor(place: Place, headers: Record<string, string>) {
 		this.#place = place;
@@ -95,6 +99,19 @@ export class Transport {
 	close(): void {
 		this.#closed = true;
 		this.#agent.destroy();
+		if (this.#directory >= 0) closeSync(this.#directory);
+		this.#directory = -1;
+	}
+
+	/** Returns a path that leads to a socket, and that its address has room for: on Linux that of its directory, which is open. */
+	#reachable(socket: string): string {
+		if (Buffer.byteLength(socket) <= maxSocket) return socket;
+		try {
+			if (this.#directory < 0) this.#directory = openSync(dirname(socket), "r");
+		} catch (e) {
+			throw new BrokenError(e as Error, false); // There is no directory yet.
+		}
+		return `/proc/self/fd/${this.#directory}/${basename(socket)}`;
 	}
 
 	/** Makes a request. Fails with BrokenError if there is no answer, also if that is because of `close`. */
@@ -112,7 +129,7 @@ export class Transport {
 			agent: this.#agent,
 			path: url.pathname.replace(/\/$/, "") + path + (query ? `?${new URLSearchParams(query)}` : ""),
 			headers: { ...this.#headers, ...headers, [callHeader]: id, ...(body ? { "content-length": String(body.length) } : {}) },
-			...(socket ? { socketPath: socket } : { host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port }),
+			...(socket ? { socketPath: this.#reachable(socket) } : { host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port }),
 		};
 		return new Promise((answer, fail) => {
 			const request = (url.protocol === "https:" ? https : http).request(options);

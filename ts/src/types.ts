@@ -1,3 +1,5 @@
+/// <reference types="node" preserve="true" />
+/// <reference lib="esnext.disposable" preserve="true" />
 // What sessions have and take. The Go documentation of package turnstone says more of each field. Times are RFC 3339. What is empty may be absent.
 
 import type { Bytes } from "./wire.ts";

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from . import errors
-from ._transport import _CALL, _CONNECT, _MAX_IDLE, _SILENCE, BrokenError, Response, _context, _matched, _MixedError
+from ._transport import _CALL, _CONNECT, _MAX_IDLE, _SILENCE, BrokenError, Reachable, Response, _context, _matched, _MixedError
 
 __all__ = ["AsyncTransport", "BrokenError", "Response"]
 
@@ -49,6 +49,7 @@ class AsyncTransport:
         self._socket, self._base, self._headers = socket, base, dict(headers)
         self._context = _context(verify) if base.startswith("https:") else False
         self._closed = False
+        self._reachable: Reachable | None = None  # for as long as there are connections
         self._of_parents: list[object] = []  # connections of the parents of this process: to close them would write to what they use
         self._begin()
 
@@ -69,7 +70,9 @@ class AsyncTransport:
             client = self._clients.get(loop)
             if client is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
-                transport = httpx.AsyncHTTPTransport(uds=self._socket, verify=self._context, limits=limits)
+                if self._socket and self._reachable is None:
+                    self._reachable = Reachable(self._socket)
+                transport = httpx.AsyncHTTPTransport(uds=self._reachable.path if self._reachable else None, verify=self._context, limits=limits)
                 timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
                 client = httpx.AsyncClient(base_url=self._base, headers=self._headers, transport=transport, timeout=timeout, trust_env=False)
                 self._clients[loop] = client
@@ -83,6 +86,8 @@ class AsyncTransport:
             self._closed = True
             clients = list(self._clients.items())
             self._clients.clear()
+            if self._reachable:
+                self._reachable.close()
         for loop, client in clients:
             if loop is asyncio.get_running_loop():
                 await client.aclose()
@@ -96,7 +101,11 @@ class AsyncTransport:
         id = secrets.token_hex(8)
         begun = False
         try:
-            async with self._client().stream(method, path, headers={**(headers or {}), _CALL: id}, **kw) as r:
+            client = self._client()
+        except OSError as e:  # There is no directory yet.
+            raise BrokenError(e, False) from e
+        try:
+            async with client.stream(method, path, headers={**(headers or {}), _CALL: id}, **kw) as r:
                 _matched(id, r.status_code, r.headers)
                 begun = True
                 yield _AsyncStream(r)

@@ -10,10 +10,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlencode, urlsplit
 
 from . import errors
+from ._server import MAX_SOCKET
 
 _CHUNK = 64 << 10
 _CONNECT = 10.0  # seconds
@@ -76,6 +77,21 @@ def _readable(s: socket.socket) -> bool:
     return bool(select.select([s], [], [], 0)[0])
 
 
+class Reachable:
+    """The path of a socket, and a path that leads there and that its address has room for: on Linux that of its directory, which is open."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self._directory = path, -1
+        if len(os.fsencode(path)) > MAX_SOCKET:
+            self._directory = os.open(os.path.dirname(path), os.O_RDONLY)
+            self.path = f"/proc/self/fd/{self._directory}/{os.path.basename(path)}"
+
+    def close(self) -> None:
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("turnstone")
@@ -84,7 +100,8 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_CONNECT)
-        self.sock.connect(self._path)
+        with closing(Reachable(self._path)) as r:
+            self.sock.connect(r.path)
         self.sock.settimeout(_SILENCE)
 
 
