@@ -32,7 +32,7 @@ import {
 	WRITES_IDX_MAP,
 } from "@langchain/langgraph-checkpoint";
 import { type Client, Session } from "./client.ts";
-import { ConflictError, InvalidError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import { ConflictError, InvalidError, NotFoundError, RecordConflictError, SessionDeletedError, TurnstoneError } from "./errors.ts";
 import type { Commit, Create, Info, NewNode, Node, RecordChange, Ref, StoredRecord } from "./types.ts";
 
 const group = "langgraph.js";
@@ -58,7 +58,8 @@ const maxRecord = 60 << 10;
 const maxRecords = 200;
 /** How often a change is made that may be made more than once. */
 const repeats = 3;
-const maxHeads = 10_000;
+/** Sessions and checkpoints of which a saver remembers a few words. */
+const maxKnown = 10_000;
 /** Checkpoints that are read at once. */
 const maxPage = 50;
 /** Characters of metadata, as JSON, in the record of a checkpoint. */
@@ -76,6 +77,8 @@ interface Entry {
 	metadata?: CheckpointMetadata;
 	/** With what the keys of the records of its writes begin. */
 	beside: string;
+	/** What its session got with the first checkpoint: one that is deleted and made again gets another. */
+	born: string;
 }
 
 /** A checkpoint without its values, and its metadata. */
@@ -107,6 +110,7 @@ interface Head {
 	versions: ChannelVersions;
 	/** The latest checkpoint, and the version of the record that says so. */
 	latest: { id: string; version: string };
+	born: string;
 	/** The version of the checkpoint's record, if this saver has put it. */
 	record?: string;
 }
@@ -114,9 +118,13 @@ interface Head {
 /** A checkpointer on a client. Any number of them, in any number of processes, may share a store. */
 export class TurnstoneSaver extends BaseCheckpointSaver {
 	readonly #client: Client;
-	readonly #heads = new Map<string, Head>();
+	readonly #heads = new Recent<string, Head>(maxKnown);
+	/** By session and checkpoint that the caller was given. What goes on from one of before its session was deleted is refused. */
+	readonly #births = new Recent<string, string>(maxKnown);
+	/** By session: the version of the record of the latest checkpoint. */
+	readonly #latest = new Recent<string, { born: string; version: string }>(maxKnown);
 	/** Of sessions: the parts of the last checkpoint that was put or read, by the records that lead to it and their versions. */
-	readonly #seen = new Map<string, { versions: Map<string, string>; parts: Map<string, Buffer> }>();
+	readonly #seen = new Recent<string, { versions: Map<string, string>; parts: Map<string, Buffer> }>(maxSeen);
 
 	constructor(client: Client, serde?: SerializerProtocol) {
 		super(serde);
@@ -128,7 +136,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const { thread_id: thread, checkpoint_ns: ns = "" } = config.configurable ?? {};
 		if (thread === undefined) return undefined;
 		const id = getCheckpointId(config);
-		return (await this.#tuples({ thread: String(thread), ns: String(ns) }, [id ? checkpointKey + keyOf(id) : latestKey]))[0];
+		const place = { thread: String(thread), ns: String(ns) };
+		const [found] = await this.#tuples(place, [id ? checkpointKey + keyOf(id) : latestKey]);
+		if (id && !found) this.#births.delete(birthOf(this.#at(place), id)); // The caller knows now that it is gone.
+		return found;
 	}
 
 	/** Yields checkpoints, the newest first. */
@@ -193,7 +204,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			// A write of a task that has an index stays as it was first; one of a special channel is replaced.
 			changes.set(key, { key, action: "set", value: record, ...(index >= 0 ? { expect: "none" } : {}) });
 		}
-		await this.#change(place, nodes, [...changes.values()]);
+		await this.#change(place, nodes, [...changes.values()], this.#births.get(birthOf(this.#at(place), id)));
 	}
 
 	/** Deletes a thread, with all its namespaces. */
@@ -202,6 +213,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			const { id } = this.#at(place);
 			this.#heads.delete(id);
 			this.#seen.delete(id);
+			this.#latest.delete(id);
 			await this.#unlessGone(this.#client.delete(id));
 		}
 	}
@@ -273,6 +285,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		for (const ref of (await this.#unlessGone(session.refs(wanted))) ?? []) {
 			const parts = ref.parts ?? (seen?.parts as Map<string, Buffer>);
 			if (ref.parts && keys.length === 1) this.#remember(session.id, new Map([[ref.record.key, ref.record.version]]), parts);
+			this.#given(session, JSON.parse(ref.record.value.toString()), ref.record.key === latestKey ? ref.record.version : undefined);
 			const tuple = await this.#unlessGone(this.#tuple(place, ref, parts));
 			if (tuple) out.push(tuple);
 		}
@@ -299,10 +312,12 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		let size = 0;
 		for (const content of parts.values()) size += content.length;
 		if (size <= maxSeenBytes) this.#seen.set(id, { versions, parts });
-		for (const oldest of this.#seen.keys()) {
-			if (this.#seen.size <= maxSeen) break;
-			this.#seen.delete(oldest);
-		}
+	}
+
+	/** Remembers what the caller knows of a checkpoint then, and the version of the record if it is that of the latest one. */
+	#given(session: Session, { id, born }: Entry, latest?: string): void {
+		this.#births.set(birthOf(session, id), born);
+		if (latest !== undefined) this.#latest.set(session.id, { born, version: latest });
 	}
 
 	async #tuple(place: Place, ref: Ref, parts: Map<string, Buffer>): Promise<CheckpointTuple> {
@@ -366,14 +381,41 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const content = state.contents.get(bodyPart);
 		const [body] = content ? ((await this.#unpack(content)) as Body) : [];
 		const record = state.records.get(latestKey) as StoredRecord;
-		const latest = record.value.length > 0 ? (JSON.parse(record.value.toString()) as Entry).id : "";
+		const latest = record.value.length > 0 ? (JSON.parse(record.value.toString()) as Entry) : undefined;
 		return {
 			revision: state.revision,
 			id: body?.id,
 			parts: new Set(state.parts.map((p) => p.name)),
 			versions: body?.channel_versions ?? {},
-			latest: { id: latest, version: record.version },
+			latest: { id: latest?.id ?? "", version: record.version },
+			born: latest?.born ?? newTurn(),
 		};
+	}
+
+	/** Returns the head on top of which a checkpoint is put, whether its session is there, and whether this saver has put it. */
+	async #ground(place: Place, parent: string | undefined): Promise<{ head: Head; found: boolean; known: boolean }> {
+		const session = this.#at(place);
+		const born = parent === undefined ? undefined : this.#births.get(birthOf(session, parent));
+		const known = this.#heads.get(session.id);
+		if (known && (born === undefined || born === known.born)) return { head: known, found: true, known: true };
+		const head = await this.#head(session);
+		if (born !== undefined && head?.born !== born) throw deleted(place);
+		if (head) return { head, found: true, known: false };
+		const none = { revision: 0, id: undefined, parts: new Set<string>(), versions: {}, latest: { id: "", version: "none" }, born: newTurn() };
+		return { head: none, found: false, known: false };
+	}
+
+	/** Returns what refuses a change if a namespace has been deleted since a birth. Fails if it has been already. */
+	async #guard(place: Place, born: string): Promise<RecordChange> {
+		const session = this.#at(place);
+		let latest = this.#latest.get(session.id);
+		if (latest?.born !== born) {
+			const record = await this.#unlessGone(session.record(latestKey));
+			if (!record || (JSON.parse(record.value.toString()) as Entry).born !== born) throw deleted(place);
+			latest = { born, version: record.version };
+			this.#latest.set(session.id, latest);
+		}
+		return { key: latestKey, action: "check", expect: latest.version };
 	}
 
 	/** Commits a checkpoint: the parts that are not those of the head already, and its record. */
@@ -389,9 +431,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const packed = new Map<string, Buffer>();
 		let before: { parts: Map<string, Buffer>; versions: ChannelVersions } | undefined; // of the parent
 		for (;;) {
-			const known = this.#heads.get(session.id);
-			const found = known ?? (await this.#head(session));
-			const head = found ?? { revision: 0, id: undefined, parts: new Set(), versions: {}, latest: { id: "", version: "none" } };
+			const { head, found, known } = await this.#ground(place, parent);
 			const parts = new Map([[bodyPart, body]]);
 			const stay = new Set<string>();
 			for (const [channel, version] of Object.entries(versions)) {
@@ -415,14 +455,15 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			const drop = [...head.parts].filter((name) => !stay.has(name) && !parts.has(name));
 			let latest: Head["latest"];
 			let lead: Map<string, string>;
+			const entry: Entry = {
+				id,
+				...(parent === undefined ? {} : { parent }),
+				...asJSON(metadata),
+				revision: head.revision + 1,
+				beside: writesOf(id),
+				born: head.born,
+			};
 			try {
-				const entry: Entry = {
-					id,
-					...(parent === undefined ? {} : { parent }),
-					...asJSON(metadata),
-					revision: head.revision + 1,
-					beside: writesOf(id),
-				};
 				[latest, lead] = await this.#apply(place, entry, head, !found, parts, drop);
 			} catch (e) {
 				const gone = e instanceof NotFoundError && known; // The thread was deleted since this saver saw it.
@@ -446,12 +487,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 				parts: names,
 				versions: { ...versions },
 				latest,
+				born: head.born,
 				record: lead.get(checkpointKey + keyOf(id)) as string,
 			});
-			for (const oldest of this.#heads.keys()) {
-				if (this.#heads.size <= maxHeads) break;
-				this.#heads.delete(oldest);
-			}
+			this.#given(session, entry, latest.version);
 			return;
 		}
 	}
@@ -519,34 +558,66 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		return [...new Map(nodes.filter((n) => !present.has(n.key as string)).map((n) => [n.key, n])).values()];
 	}
 
-	/** Stores nodes that are not there yet, and changes records. */
-	async #change(place: Place, nodes: NewNode[], changes: RecordChange[]): Promise<void> {
+	/** Stores nodes that are not there yet, and changes records, unless the session was deleted since its birth, if the caller knows of that. */
+	async #change(place: Place, nodes: NewNode[], changes: RecordChange[], born?: string): Promise<void> {
 		const session = this.#at(place);
 		let fresh = await this.#absent(session, nodes);
-		while (fresh.length > 0) {
+		for (let left = changes, failures = 0; fresh.length > 0 || left.length > 0; ) {
+			const guard = born === undefined ? [] : [await this.#guard(place, born)];
 			try {
-				await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn: newTurn(), nodes: fresh }]);
-				this.#heads.delete(session.id);
-				break;
+				if (fresh.length > 0) {
+					await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn: newTurn(), nodes: fresh, records: guard }]);
+					this.#heads.delete(session.id);
+					fresh = [];
+				} else {
+					await session.changeRecords([...guard, ...left.slice(0, maxRecords)]);
+					left = left.slice(maxRecords);
+				}
 			} catch (e) {
-				const still = e instanceof InvalidError ? await this.#absent(session, fresh) : fresh;
-				if (still.length === fresh.length) throw e; // Nobody has stored one of them since.
-				fresh = still;
-			}
-		}
-		for (let left = changes, failures = 0; left.length > 0; ) {
-			try {
-				await session.changeRecords(left.slice(0, maxRecords));
-				left = left.slice(maxRecords);
-			} catch (e) {
-				if (e instanceof RecordConflictError) left = left.filter((c) => c.key !== e.key);
-				else if (e instanceof NotFoundError) {
+				if (e instanceof RecordConflictError) {
+					if (e.key === latestKey) this.#latest.delete(session.id);
+					left = left.filter((c) => c.key !== e.key);
+				} else if (e instanceof InvalidError) {
+					const still = await this.#absent(session, fresh);
+					if (still.length === fresh.length) throw e; // Nobody has stored one of them since.
+					fresh = still;
+				} else if (e instanceof NotFoundError) {
+					if (born !== undefined) throw deleted(place);
 					const { id, ...options } = this.#made(place);
 					await this.#client.create(id, options);
 				} else if (!(e instanceof TurnstoneError && e.outcomeUnknown) || ++failures > repeats) throw e;
 			}
 		}
 	}
+}
+
+/** A map that forgets what it was given first. */
+class Recent<K, V> extends Map<K, V> {
+	readonly #most: number;
+
+	constructor(most: number) {
+		super();
+		this.#most = most;
+	}
+
+	override set(key: K, value: V): this {
+		this.delete(key);
+		super.set(key, value);
+		for (const oldest of this.keys()) {
+			if (this.size <= this.#most) break;
+			this.delete(oldest);
+		}
+		return this;
+	}
+}
+
+function birthOf(session: Session, id: string): string {
+	return `${session.id} ${id}`;
+}
+
+function deleted({ thread, ns }: Place): SessionDeletedError {
+	const of = `the thread ${JSON.stringify(thread)}${ns ? ` (namespace ${JSON.stringify(ns)})` : ""}`;
+	return new SessionDeletedError(`${of} was deleted after the checkpoint that this goes on from`, { type: "#session-deleted" });
 }
 
 function placeOf(config: RunnableConfig): Place {

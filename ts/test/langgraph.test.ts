@@ -4,6 +4,7 @@ import type { RunnableConfig } from "@langchain/core/runnables";
 import { Annotation, Command, END, interrupt, START, StateGraph } from "@langchain/langgraph";
 import { type ChannelVersions, type Checkpoint, type CheckpointMetadata, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
 import { Session } from "../src/client.ts";
+import { NotFoundError } from "../src/errors.ts";
 import { TurnstoneSaver } from "../src/langgraph.ts";
 import { children } from "../src/server.ts";
 import { all, newStore, open } from "./helpers.ts";
@@ -136,6 +137,7 @@ test("a head that is not that of the thread any more is not built upon", async (
 	const last = await two(a, "A");
 	await b.deleteThread("t");
 	await two(b, "B");
+	expect(await a.getTuple(last)).toBeDefined(); // It is that of b now, and no part of the head that a has put is built upon.
 	const next = await put(a, last, { x: 3, y: "A" }, { x: 3, y: 1 }, { x: 3 });
 	expect((await b.getTuple(next))?.checkpoint.channel_values).toEqual({ x: 3, y: "A" });
 });
@@ -309,4 +311,36 @@ test("a list that grows costs what was added", async () => {
 	const stats = JSON.parse(execFileSync(process.env.TURNSTONE_COMMAND as string, ["stats", "--store", store, "--json"]).toString());
 	const added = Buffer.byteLength(JSON.stringify(messages));
 	expect(stats.stored).toBeLessThan(3 * added); // and not the 25 times of all lists
+});
+
+test("what goes on from a thread that was deleted is refused", async () => {
+	const db = await open();
+	const empty = (id: string) => ({ v: 4, id, ts: "", channel_values: {}, channel_versions: {}, versions_seen: {} });
+	const metadata = { source: "loop", step: 0, parents: {} } as const;
+	const at = (thread: string, id?: string) => ({ configurable: { thread_id: thread, checkpoint_ns: "", ...(id ? { checkpoint_id: id } : {}) } });
+	for (const again of [false, true]) {
+		for (const own of [false, true]) {
+			const thread = `t ${again} ${own}`;
+			const [saver, other, read] = [new TurnstoneSaver(db), new TurnstoneSaver(db), new TurnstoneSaver(db)];
+			const ids = async () => (await all(new TurnstoneSaver(db).list(at(thread)))).map((t) => t.checkpoint.id);
+			await saver.put(at(thread), empty("1"), metadata, {});
+			const last = await saver.put(at(thread, "1"), empty("2"), metadata, {});
+			await saver.putWrites(last, [["a", 1]], "task");
+			expect((await read.getTuple(at(thread)))?.config).toEqual(last);
+			await (own ? saver : other).deleteThread(thread);
+			if (again) {
+				await other.put(at(thread), empty("1"), metadata, {});
+				await other.put(at(thread, "1"), empty("9"), metadata, {});
+			}
+			for (const late of [saver, read, saver]) {
+				await expect(late.put(last, empty("3"), metadata, {})).rejects.toThrow("was deleted after");
+				await expect(late.putWrites(last, [["a", 1]], "task")).rejects.toThrow(NotFoundError);
+				await expect(late.putWrites(last, [["large", "x".repeat(200_000)]], "task")).rejects.toThrow("was deleted after");
+			}
+			expect(await ids()).toEqual(again ? ["9", "1"] : []);
+			expect(await read.getTuple(last)).toBeUndefined();
+			await saver.put(at(thread), empty("4"), metadata, {});
+			expect(await ids()).toEqual(again ? ["9", "4", "1"] : ["4"]);
+		}
+	}
 });
