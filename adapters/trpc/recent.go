@@ -5,8 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
+	"trpc.group/trpc-go/trpc-agent-go/event"
 	"trpc.group/trpc-go/trpc-agent-go/session"
+	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
@@ -64,6 +67,70 @@ func (w *wanted) enough(n *turnstone.Node) bool {
 		}
 	}
 	return o.EventNum > 0 && w.events >= o.EventNum
+}
+
+// GetEventWindow returns the events around one. The in-memory service of trpc-agent-go says which they are. It reads what
+// comes since that event, and as many events before it as are needed.
+func (s *Sessions) GetEventWindow(ctx context.Context, r session.EventWindowRequest) (*session.EventWindow, error) {
+	if r.Key.CheckSessionKey() != nil {
+		return window(ctx, nil, r)
+	}
+	var out *session.EventWindow
+	err := s.with(ctx, r.Key, func(h turnstone.Persistence) error {
+		of := &session.Session{}                             // its events, the newest first
+		before, enough, seen := 0, min(max(r.Before, 0), 1<<20)+1, false // events before that of the request, how many are enough, and whether it was read
+		for n, err := range h.Nodes(ctx, turnstone.Scope{Reverse: true}) {
+			if err != nil {
+				return err
+			}
+			if n.Kind == trackKind {
+				continue
+			}
+			if err := addNode(of, &n); err != nil {
+				return fmt.Errorf("trpc: session %q: node %s is no event: %w", r.Key.SessionID, n.ID, err)
+			}
+			switch {
+			case seen:
+				before++
+			case of.Events[len(of.Events)-1].ID == r.AnchorEventID:
+				seen = true
+			}
+			if !seen || before < enough {
+				continue
+			}
+			if out, err = window(ctx, of.Events, r); err != nil {
+				return err
+			}
+			if i := slices.IndexFunc(out.Entries, func(e session.EventWindowEntry) bool { return e.Event.ID == r.AnchorEventID }); i >= r.Before {
+				return nil
+			}
+			enough *= 2 // Some are not of the roles that are asked for.
+		}
+		var err error
+		out, err = window(ctx, of.Events, r)
+		return err
+	})
+	if adapter.Gone(err) {
+		return window(ctx, nil, r)
+	}
+	return out, err
+}
+
+// window returns the events around one of some, of which the newest is the first.
+func window(ctx context.Context, events []event.Event, r session.EventWindowRequest) (*session.EventWindow, error) {
+	memory := inmemory.NewSessionService(inmemory.WithSessionEventLimit(0))
+	defer memory.Close()
+	if events != nil {
+		if _, err := memory.CreateSession(ctx, r.Key, nil); err != nil {
+			return nil, err
+		}
+		for i := range slices.Backward(events) {
+			if err := memory.AppendEvent(ctx, session.NewSession(r.Key.AppName, r.Key.UserID, r.Key.SessionID), &events[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return memory.GetEventWindow(ctx, r)
 }
 
 // Rewind makes an event the last one of a session, or leaves it without events if last is "". State, summaries and tracks

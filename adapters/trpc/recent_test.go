@@ -27,6 +27,7 @@ func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
 		key := session.Key{AppName: "app", UserID: user.UserID, SessionID: "chat"}
 		of := must(s.CreateSession(ctx, key, session.StateMap{"k": []byte("v")}))
 		var now time.Time
+		var anchor string
 		for i := range n {
 			role, text := model.RoleAssistant, ""
 			if i%2 == 0 {
@@ -34,6 +35,9 @@ func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
 			}
 			now, text = tick()
 			said := say(i, role, text, nil)
+			if i == n-8 {
+				anchor = said.ID
+			}
 			said.Timestamp = now
 			if err := s.AppendEvent(ctx, of, said); err != nil {
 				t.Fatal(err)
@@ -55,6 +59,12 @@ func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
 			}
 		}
 		return map[string]func(){
+			"a window": func() {
+				w := must(s.GetEventWindow(ctx, session.EventWindowRequest{Key: key, AnchorEventID: anchor, Before: 5, After: 3}))
+				if len(w.Entries) != 9 || w.Entries[5].Event.ID != anchor {
+					t.Errorf("%d events", len(w.Entries))
+				}
+			},
 			"the last 10":          got(10, session.WithEventNum(10)),
 			"since the last 6":     got(6, session.WithEventTime(now.Add(-5*time.Hour))),
 			"a page of 10":         got(10, session.WithGetSessionEventPage(5, 10)),

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 	"trpc.group/trpc-go/trpc-agent-go/event"
 	"trpc.group/trpc-go/trpc-agent-go/session"
-	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
@@ -447,29 +446,6 @@ func (s *Sessions) GetTrackEvents(ctx context.Context, key session.Key, track se
 		return found, nil
 	}
 	return out, nil
-}
-
-// GetEventWindow returns the events around one. The in-memory service of trpc-agent-go says which they are.
-func (s *Sessions) GetEventWindow(ctx context.Context, r session.EventWindowRequest) (*session.EventWindow, error) {
-	memory := inmemory.NewSessionService(inmemory.WithSessionEventLimit(0))
-	defer memory.Close()
-	if r.Key.CheckSessionKey() == nil {
-		of, err := s.read(ctx, r.Key, &session.Options{})
-		if err != nil {
-			return nil, err
-		}
-		if of != nil {
-			if _, err := memory.CreateSession(ctx, r.Key, nil); err != nil {
-				return nil, err
-			}
-			for i := range of.Events {
-				if err := memory.AppendEvent(ctx, session.NewSession(of.AppName, of.UserID, of.ID), &of.Events[i]); err != nil {
-					return nil, err
-				}
-			}
-		}
-	}
-	return memory.GetEventWindow(ctx, r)
 }
 
 // Close waits for the summaries that were enqueued. The store stays open.
