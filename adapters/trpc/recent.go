@@ -77,7 +77,7 @@ func (s *Sessions) GetEventWindow(ctx context.Context, r session.EventWindowRequ
 	}
 	var out *session.EventWindow
 	err := s.with(ctx, r.Key, func(h turnstone.Persistence) error {
-		of := &session.Session{}                             // its events, the newest first
+		of := &session.Session{}                                         // its events, the newest first
 		before, enough, seen := 0, min(max(r.Before, 0), 1<<20)+1, false // events before that of the request, how many are enough, and whether it was read
 		for n, err := range h.Nodes(ctx, turnstone.Scope{Reverse: true}) {
 			if err != nil {
