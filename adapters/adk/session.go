@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -107,7 +108,7 @@ func (s *Session) add(nodes []turnstone.Node) error {
 
 // retype gives the values of an event's state delta the types that they had.
 func retype(payload []byte, e *session.Event) (err error) {
-	if len(e.Actions.StateDelta) == 0 {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(e.Actions.StateDelta)), adapter.Untyped) {
 		return nil
 	}
 	var stored struct {

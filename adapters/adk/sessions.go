@@ -23,12 +23,12 @@ const statePart = "state"
 
 // Sessions is a session.Service. It is safe for concurrent use.
 //
-// Values of state are stored as JSON and keep their types: bool, string, int, float64, []any, map[string]any, the other
-// integers, float32, []byte, time.Time, time.Duration, json.Number, and slices of strings, numbers and bools, and maps of
-// them by strings. A value of another type is refused, as is text that is not UTF-8. A value of user or app state has at
-// most 200 times turnstone.MaxRecord bytes as JSON and its key 506 bytes; an event and all of a session's own state have
-// at most turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves
-// it to another user.
+// Values of state are stored as JSON and keep their types: bool, string, all integers and floats, time.Time,
+// time.Duration, json.Number, json.RawMessage, slices of these and of any, and maps of them by strings, up to 1,000 deep.
+// A value of another type is refused, as is text that is not UTF-8. A value of user or app state has at most 200 times
+// turnstone.MaxRecord bytes as JSON and its key 506 bytes; an event and all of a session's own state have at most
+// turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves it
+// to another user.
 type Sessions struct {
 	store  turnstone.Factory
 	states *adapter.States // of users and apps
@@ -56,7 +56,7 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 		return nil, err
 	}
 	out.own = d.own
-	part, err := adapter.JSON(d.own)
+	part, err := json.Marshal(d.own)
 	if err != nil {
 		return nil, fmt.Errorf("adk: the state: %w", err)
 	}
@@ -247,7 +247,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	if len(d.own) > 0 {
 		own = maps.Clone(own)
 		maps.Copy(own, d.own)
-		part, err := adapter.JSON(own)
+		part, err := json.Marshal(own)
 		if err != nil {
 			return fmt.Errorf("adk: the state: %w", err)
 		}

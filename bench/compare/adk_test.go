@@ -3,6 +3,7 @@ package main
 import (
 	"database/sql"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -66,82 +67,142 @@ func adkAppend(b *testing.B, s adksession.Service, to adksession.Session, i int)
 	}
 }
 
-// BenchmarkADKAppend appends events that change the state of their user, in so many sessions of that user at once.
-func BenchmarkADKAppend(b *testing.B) {
-	for _, sessions := range []int{1, 16} {
-		for name, open := range adkServices {
-			b.Run(fmt.Sprintf("sessions=%d/service=%s", sessions, name), func(b *testing.B) {
-				s, end := open(b, b.TempDir())
-				defer end()
-				var all []adksession.Session
-				for i := range sessions {
-					all = append(all, adkCreate(b, s, i))
-				}
-				adkAppend(b, s, all[0], 0)
-				b.ResetTimer()
-				var next atomic.Int64
-				var wg sync.WaitGroup
-				for _, one := range all {
-					wg.Go(func() {
-						for n := int(next.Add(1)); n <= b.N; n = int(next.Add(1)) {
-							adkAppend(b, s, one, n)
-						}
-					})
-				}
-				wg.Wait()
-				b.StopTimer()
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
-			})
+// adkFilled returns a directory with sessions of so many events each. One of many events is filled once for all runs of
+// a benchmark, which may append some.
+func adkFilled(b *testing.B, service string, sessions, events int) string {
+	b.Helper()
+	benchmark, _, _ := strings.Cut(b.Name(), "/")
+	name := fmt.Sprintf("%s-%s-%d-%d", benchmark, service, sessions, events)
+	adkDirs.Lock()
+	defer adkDirs.Unlock()
+	if dir, ok := adkDirs.of[name]; ok {
+		return dir
+	}
+	dir := b.TempDir()
+	if events > 100 {
+		dir = filepath.Join(adkDirs.root(b), name)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			b.Fatal(err)
+		}
+		adkDirs.of[name] = dir
+	}
+	s, end := adkServices[service](b, dir)
+	defer end()
+	var wg sync.WaitGroup
+	for id := range sessions {
+		wg.Go(func() {
+			to := adkCreate(b, s, id)
+			for i := range events {
+				adkAppend(b, s, to, i)
+			}
+		})
+	}
+	wg.Wait()
+	return dir
+}
+
+// adkDirs are the directories that were filled.
+var adkDirs = filledDirs{of: map[string]string{}}
+
+type filledDirs struct {
+	sync.Mutex
+	at string
+	of map[string]string
+}
+
+// root returns the directory of all. It goes when the tests end.
+func (f *filledDirs) root(b *testing.B) string {
+	if f.at == "" {
+		at, err := os.MkdirTemp("", "adk")
+		if err != nil {
+			b.Fatal(err)
+		}
+		f.at = at
+	}
+	return f.at
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if adkDirs.at != "" {
+		_ = os.RemoveAll(adkDirs.at)
+	}
+	os.Exit(code)
+}
+
+// adkEach runs a benchmark for each service, and for sessions of 30 and of 3,000 events.
+func adkEach(b *testing.B, sessions []int, f func(b *testing.B, service, dir string, sessions, events int)) {
+	for _, n := range sessions {
+		for _, events := range []int{30, 3000} {
+			for service := range adkServices {
+				b.Run(fmt.Sprintf("sessions=%d/events=%d/service=%s", n, events, service), func(b *testing.B) {
+					f(b, service, adkFilled(b, service, n, events), n, events)
+				})
+			}
 		}
 	}
 }
 
-// adkFilled returns a directory with a session of 200 events.
-func adkFilled(b *testing.B, open func(*testing.B, string) (adksession.Service, func())) string {
-	b.Helper()
-	dir := b.TempDir()
-	s, end := open(b, dir)
-	defer end()
-	to := adkCreate(b, s, 0)
-	for i := range 200 {
-		adkAppend(b, s, to, i)
-	}
-	return dir
+// BenchmarkADKAppend appends events to sessions that have some, in turn or at once.
+func BenchmarkADKAppend(b *testing.B) {
+	adkEach(b, []int{1, 16}, func(b *testing.B, service, dir string, sessions, _ int) {
+		s, end := adkServices[service](b, dir)
+		defer end()
+		var all []adksession.Session
+		for id := range sessions {
+			all = append(all, adkGet(b, s, id, 10))
+		}
+		b.ResetTimer()
+		var next atomic.Int64
+		var wg sync.WaitGroup
+		for _, one := range all {
+			wg.Go(func() {
+				for n := int(next.Add(1)); n <= b.N; n = int(next.Add(1)) {
+					adkAppend(b, s, one, n)
+				}
+			})
+		}
+		wg.Wait()
+		b.StopTimer()
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
+	})
 }
 
-func adkGet(b *testing.B, s adksession.Service) {
-	r, err := s.Get(ctx, &adksession.GetRequest{AppName: "app", UserID: "user", SessionID: "0"})
-	if err != nil || r.Session.Events().Len() != 200 {
+// adkGet reads a session with its last events, or with all.
+func adkGet(b *testing.B, s adksession.Service, id, last int) adksession.Session {
+	b.Helper()
+	r, err := s.Get(ctx, &adksession.GetRequest{AppName: "app", UserID: "user", SessionID: fmt.Sprint(id), NumRecentEvents: last})
+	if err != nil || last > 0 && r.Session.Events().Len() != last {
 		b.Fatal(r, err)
 	}
+	return r.Session
 }
 
-// BenchmarkADKResume opens a store and reads a session of 200 events, and reports what the store takes on disk.
-func BenchmarkADKResume(b *testing.B) {
-	for name, open := range adkServices {
-		b.Run("service="+name, func(b *testing.B) {
-			dir := adkFilled(b, open)
-			for b.Loop() {
-				s, end := open(b, dir)
-				adkGet(b, s)
-				b.StopTimer()
-				end()
-				b.StartTimer()
-			}
-			reportDisk(b, dir)
-		})
-	}
-}
-
-// BenchmarkADKGet reads a session of 200 events from a store that is open.
+// BenchmarkADKGet reads a session from a store that is open: its last 10 events, and all.
 func BenchmarkADKGet(b *testing.B) {
-	for name, open := range adkServices {
-		b.Run("service="+name, func(b *testing.B) {
-			s, end := open(b, adkFilled(b, open))
-			defer end()
-			for b.Loop() {
-				adkGet(b, s)
-			}
+	for _, last := range []int{10, 0} {
+		b.Run(fmt.Sprintf("last=%d", last), func(b *testing.B) {
+			adkEach(b, []int{1}, func(b *testing.B, service, dir string, _, _ int) {
+				s, end := adkServices[service](b, dir)
+				defer end()
+				for b.Loop() {
+					adkGet(b, s, 0, last)
+				}
+			})
 		})
 	}
+}
+
+// BenchmarkADKResume opens a store and reads a session, and reports what the store takes on disk.
+func BenchmarkADKResume(b *testing.B) {
+	adkEach(b, []int{1}, func(b *testing.B, service, dir string, _, _ int) {
+		for b.Loop() {
+			s, end := adkServices[service](b, dir)
+			adkGet(b, s, 0, 0)
+			b.StopTimer()
+			end()
+			b.StartTimer()
+		}
+		reportDisk(b, dir)
+	})
 }

@@ -504,6 +504,33 @@ def test_what_goes_on_from_a_thread_that_was_deleted_is_refused(again: bool, own
     assert ids(saver, "t") == (["9", "4", "1"] if again else ["4"])
 
 
+def test_writes_of_a_checkpoint_that_was_refused_are_refused(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    one = entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    TurnstoneSaver(db).delete_thread("t")
+    with pytest.raises(turnstonedb.NotFoundError):
+        entry("2", saver, one)
+    with pytest.raises(turnstonedb.NotFoundError):
+        saver.put_writes({"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "2"}}, [("a", 1)], "task")
+    assert db.list().sessions == ()
+
+
+def test_a_thread_comes_back_from_its_copy_and_goes_on_when_its_runs_are_deleted(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    two = entry("2", saver, entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}))
+    saver.prune(["t"])
+    saver.copy_thread("t", "copy")
+    saver.delete_thread("t")
+    saver.copy_thread("copy", "t")
+    assert ids(saver, "t") == ["2"]
+    other = entry("a", saver, {"configurable": {"thread_id": "u", "checkpoint_ns": ""}})
+    saver.delete_for_runs(["a", "2"])
+    saver.put_writes(other, [("a", 1)], "task")
+    entry("b", saver, other)
+    entry("3", saver, two)
+    assert (ids(saver, "u"), ids(saver, "t")) == (["b"], ["3"])
+
+
 def test_a_checkpoint_that_was_removed_can_be_gone_on_from(db: turnstonedb.Client) -> None:
     saver, start = TurnstoneSaver(db), {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     one = entry("1", saver, start)

@@ -389,9 +389,10 @@ def test_a_query_finds_the_nearest_first(db: turnstonedb.Client) -> None:
                 assert [x.key for x in ours.search(prefix, query=query, filter=filter, limit=7, offset=3)] == [x.key for x in got[3:10]]
     ours.put(("x",), "whole", {"b": "b"}, index=["$"])
     assert [x.score for x in ours.search(("x",), query="b")] == [pytest.approx(1)]
-    other = TurnstoneStore(db, index={"dims": 3, "embed": lambda texts: [v[:3] for v in nearness(texts)]})
-    other.put(("w",), "3", {"text": "a"})
-    assert [x.score for x in ours.search(("w",), query="a")] == [None]
+    for dims in (3, 8):
+        other = TurnstoneStore(db, index={"dims": dims, "embed": lambda texts, dims=dims: [(v + v)[:dims] for v in nearness(texts)]})
+        other.put(("w",), "3", {"text": "a"})
+        assert [x.score for x in ours.search(("w",), query="a")] == [None]
     assert TurnstoneStore(db).get(("w",), "3").value == {"text": "a"}  # type: ignore[union-attr]
 
 
@@ -399,14 +400,46 @@ def test_a_query_without_an_index_is_refused_and_so_are_vectors_of_other_dimensi
     memory.put(("a",), "k", {"text": "a"}, index=["text"])
     with pytest.raises(ValueError, match="index="):
         memory.search(("a",), query="a")
-    for embed, text in ((lambda texts: [[1.0]] * len(texts), "of 1 dimensions"), (lambda _: [[1.0] * 4], "1 vectors for 2 texts")):
+    for embed, text in (
+        (lambda texts: [[1.0]] * len(texts), "of 1 dimensions"),
+        (lambda _: [[1.0] * 4], "1 vectors for 2 texts"),
+        (lambda texts: [[float("nan")] * 4] * len(texts), "finite"),
+        (lambda texts: [[1e39] * 4] * len(texts), "finite"),
+    ):
         s = TurnstoneStore(db, index={"dims": 4, "embed": embed})
         with pytest.raises(ValueError, match=text):
             s.batch([PutOp(("a",), "k", {"n": 1}), PutOp(("a",), "l", {"n": 2})])
         assert s.get(("a",), "l") is None
 
 
-def test_what_tasks_ask_at_once_is_one_batch(store: str) -> None:
+def test_a_store_serves_several_event_loops(store: str) -> None:
+    """Also one that was made where no loop runs, and while the embedding of another item takes its time."""
+    with turnstonedb.Client.open(store, idle=2) as sync:
+        c = turnstonedb.AsyncClient(f"unix:{sync._o.socket}")
+        s = AsyncTurnstoneStore(c)
+
+        async def put(i: int) -> None:
+            await asyncio.gather(*(s.aput(("a",), f"{i}/{j}", {"i": i}) for j in range(10)))
+
+        for i in range(3):
+            asyncio.run(put(i))
+
+        async def stalled(texts: list[str]) -> list[list[float]]:
+            await asyncio.sleep(60 if "stall" in texts[0] else 0)
+            return nearness(texts)
+
+        async def beside() -> int:
+            indexed = AsyncTurnstoneStore(c, index={"dims": 4, "embed": stalled})
+            stuck = asyncio.create_task(indexed.aput(("b",), "stuck", {"text": "stall"}))
+            await asyncio.sleep(0.01)
+            await asyncio.wait_for(indexed.aput(("b",), "k", {"text": "a"}), 30)
+            stuck.cancel()
+            return len(await indexed.asearch((), limit=100))
+
+        assert asyncio.run(beside()) == 31
+
+
+def test_what_tasks_put_at_once_is_stored_together(store: str) -> None:
     async def run() -> None:
         async def embed(texts: list[str]) -> list[list[float]]:
             return nearness(texts)
@@ -414,21 +447,36 @@ def test_what_tasks_ask_at_once_is_one_batch(store: str) -> None:
         async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
             s = AsyncTurnstoneStore(c, index={"dims": 4, "embed": embed})
             batches = 0
-            made = s._batch
+            made = s._put
 
-            def counted(*args: Any) -> Any:
+            def counted(contents: Any) -> Any:
                 nonlocal batches
                 batches += 1
-                return made(*args)
+                return made(contents)
 
-            s._batch = counted  # type: ignore[method-assign]
+            s._put = counted  # type: ignore[method-assign]
             await asyncio.gather(*(s.aput(("a",), str(i % 20), {"i": i}) for i in range(500)))
-            assert batches == 1
+            assert batches <= 4  # the first one alone, and up to 200 others at once
             found = await asyncio.gather(*(s.aget(("a",), str(i)) for i in range(20)))
             assert sorted(x.value["i"] for x in found if x) == list(range(480, 500))
-            # One that can't be stored fails its own call only.
-            bad, good = await asyncio.gather(s.aput(("a",), "bad", {"f": float("nan")}), s.aput(("a",), "good", {"i": 1}), return_exceptions=True)
-            assert (type(bad), good) == (ValueError, None)
+            # What can't be done fails its own call only.
+            bad: list[Any] = [
+                s.aput(("a",), "bad", {"f": float("nan")}),
+                s.aget(("x" * 60,) * 6, "k"),
+                s.adelete(("a",), "\ud800"),
+                s.asearch(("a",), filter={"i": {"$in": [1]}}),
+                AsyncTurnstoneStore(c).asearch(("a",), query="q"),
+            ]
+            *failed, good = await asyncio.gather(*bad, s.aput(("a",), "good", {"i": 1}), return_exceptions=True)
+            assert ([isinstance(f, ValueError) for f in failed], good) == ([True] * 5, None)
+            # A value that changes while it is embedded is stored as it was.
+            value = {"text": "a"}
+            put = asyncio.create_task(s.aput(("a",), "changed", value))
+            await asyncio.sleep(0)
+            value["text"] = "b"
+            await put
+            one, two = await asyncio.gather(s.aget(("a",), "changed"), s.aget(("a",), "changed"))
+            assert one and two and one.value == {"text": "a"} and one.value is not two.value
             assert (await s.asearch(("a",), query="i", filter={"i": 1}))[0].key == "good"
             assert await asyncio.to_thread(s.get, ("a",), "good")
             with pytest.raises(asyncio.InvalidStateError):

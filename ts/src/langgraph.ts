@@ -316,6 +316,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Remembers what the caller knows of a checkpoint then, and the version of the record if it is that of the latest one. */
 	#given(session: Session, { id, born }: Entry, latest?: string): void {
+		if (!born) return;
 		this.#births.set(birthOf(session, id), born);
 		if (latest !== undefined) this.#latest.set(session.id, { born, version: latest });
 	}
@@ -388,19 +389,19 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			parts: new Set(state.parts.map((p) => p.name)),
 			versions: body?.channel_versions ?? {},
 			latest: { id: latest?.id ?? "", version: record.version },
-			born: latest?.born ?? newTurn(),
+			born: latest?.born ?? "",
 		};
 	}
 
-	/** Returns the head on top of which a checkpoint is put, whether its session is there, and whether this saver has put it. */
-	async #ground(place: Place, parent: string | undefined): Promise<{ head: Head; found: boolean; known: boolean }> {
+	/** Returns the head on top of which a checkpoint of a birth is put, whether its session is there, and whether this saver has put it. */
+	async #ground(place: Place, born: string | undefined): Promise<{ head: Head; found: boolean; known: boolean }> {
 		const session = this.#at(place);
-		const born = parent === undefined ? undefined : this.#births.get(birthOf(session, parent));
 		const known = this.#heads.get(session.id);
 		if (known && (born === undefined || born === known.born)) return { head: known, found: true, known: true };
 		const head = await this.#head(session);
-		if (born !== undefined && head?.born !== born) throw deleted(place);
-		if (head) return { head, found: true, known: false };
+		// A session without a birth has no checkpoints left.
+		if (born !== undefined && head?.born !== born && head?.born !== "") throw deleted(place);
+		if (head) return { head: { ...head, born: head.born || newTurn() }, found: true, known: false };
 		const none = { revision: 0, id: undefined, parts: new Set<string>(), versions: {}, latest: { id: "", version: "none" }, born: newTurn() };
 		return { head: none, found: false, known: false };
 	}
@@ -410,8 +411,9 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const session = this.#at(place);
 		let latest = this.#latest.get(session.id);
 		if (latest?.born !== born) {
-			const record = await this.#unlessGone(session.record(latestKey));
-			if (!record || (JSON.parse(record.value.toString()) as Entry).born !== born) throw deleted(place);
+			const state = await this.#unlessGone(session.load({ last: 1, records: [latestKey] }));
+			const record = state?.records.get(latestKey);
+			if (!record || (record.value.length > 0 && (JSON.parse(record.value.toString()) as Entry).born !== born)) throw deleted(place);
 			latest = { born, version: record.version };
 			this.#latest.set(session.id, latest);
 		}
@@ -428,10 +430,12 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		changed: ChannelVersions,
 	): Promise<void> {
 		const session = this.#at(place);
+		const born = parent === undefined ? undefined : this.#births.get(birthOf(session, parent));
+		if (born !== undefined) this.#births.set(birthOf(session, id), born); // Of its writes as well, which may come when it was refused.
 		const packed = new Map<string, Buffer>();
 		let before: { parts: Map<string, Buffer>; versions: ChannelVersions } | undefined; // of the parent
 		for (;;) {
-			const { head, found, known } = await this.#ground(place, parent);
+			const { head, found, known } = await this.#ground(place, born);
 			const parts = new Map([[bodyPart, body]]);
 			const stay = new Set<string>();
 			for (const [channel, version] of Object.entries(versions)) {

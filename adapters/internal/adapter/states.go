@@ -125,41 +125,46 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 // records returns what changes of the records when values change.
 func (st *state) records(values []turnstone.RecordChange) ([]turnstone.RecordChange, error) {
 	var out []turnstone.RecordChange
-	named := maps.Clone(st.large)
+	named, same := maps.Clone(st.large), true
 	for _, v := range values {
 		if err := check(v); err != nil {
 			return nil, err
 		}
-		if old, ok := named[v.Key]; ok {
-			for i := range old.Records {
-				out = append(out, turnstone.RecordChange{Key: old.key(i), Action: turnstone.DeleteRecord})
+		old, was := named[v.Key]
+		whole := v.Value
+		l := large{ID: old.ID}
+		if len(whole) > turnstone.MaxRecord {
+			v.Value = nil // Who lists the records sees the key, whatever has become of the value since.
+			if !was {
+				l.ID = rand.Text()
 			}
+			for part := range slices.Chunk(whole, turnstone.MaxRecord) {
+				out = append(out, turnstone.RecordChange{Key: l.key(l.Records), Value: part})
+				l.Records++
+			}
+			named[v.Key] = l
+		} else {
 			delete(named, v.Key)
 		}
-		whole := v.Value
-		v.Key, v.Value = statePrefix+v.Key, nil
-		if len(whole) <= turnstone.MaxRecord {
-			v.Value = whole
-			out = append(out, v)
-			continue
+		same = same && !was && l.Records == 0
+		for i := l.Records; i < old.Records; i++ {
+			out = append(out, turnstone.RecordChange{Key: old.key(i), Action: turnstone.DeleteRecord})
 		}
-		l := large{ID: rand.Text()}
-		for part := range slices.Chunk(whole, turnstone.MaxRecord) {
-			out = append(out, turnstone.RecordChange{Key: l.key(l.Records), Value: part, Expect: turnstone.NoRecord})
-			l.Records++
-		}
-		named[strings.TrimPrefix(v.Key, statePrefix)] = l
-		out = append(out, v) // without a value: who lists the records sees the key, whatever has become of it since
+		v.Key = statePrefix + v.Key
+		out = append(out, v)
 	}
-	same := turnstone.RecordChange{Key: largeKey, Action: turnstone.CheckRecord, Expect: st.version}
-	if !maps.Equal(named, st.large) {
+	if len(out) >= turnstone.MaxRecords {
+		return nil, &turnstone.LimitError{Limit: "values and parts of large ones", Where: "state", Have: int64(len(out)), Max: turnstone.MaxRecords - 1}
+	}
+	last := turnstone.RecordChange{Key: largeKey, Action: turnstone.CheckRecord, Expect: st.version}
+	if !same {
 		value, err := json.Marshal(named)
 		if err != nil {
 			return nil, err
 		}
-		same.Action, same.Value = turnstone.SetRecord, value
+		last.Action, last.Value = turnstone.SetRecord, value
 	}
-	return append(out, same), nil
+	return append(out, last), nil
 }
 
 // check returns an error that speaks of a value of state, and not of a record.
@@ -264,7 +269,7 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte, whole bool, err error) {
 	out = map[string][]byte{}
 	st := state{version: turnstone.NoRecord}
-	sure := false // one page has all of it, with the record that names the large values
+	sure := false // one page has all of it, and the record that says that no value is large
 	for q := (turnstone.RecordQuery{Prefix: "state", Limit: turnstone.MaxPage}); ; {
 		page, err := h.Records(ctx, q)
 		if err != nil {
@@ -277,7 +282,7 @@ func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte
 				return nil, false, err
 			}
 		}
-		if sure = q.After == "" && page.Next == "" && st.version != turnstone.NoRecord; page.Next == "" {
+		if sure = q.After == "" && page.Next == "" && st.version != turnstone.NoRecord && len(st.large) == 0; page.Next == "" {
 			break
 		}
 		q.After = page.Next
@@ -298,10 +303,10 @@ func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte
 		}
 		out[key] = value
 	}
-	if sure && damaged == "" {
+	if sure {
 		return out, true, nil
 	}
-	// Meanwhile a value may have become a large one, or one of the others.
+	// Meanwhile a value may have become a large one, or one of the others, or another large one.
 	r, err := h.Record(ctx, largeKey)
 	if errors.Is(err, turnstone.ErrRecordNotFound) {
 		r.Version, err = turnstone.NoRecord, nil

@@ -94,7 +94,17 @@ func TestST2_AValueHasALimit(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, value := range [][]byte{make([]byte, MaxState), []byte(strings.Repeat("x", 3))} {
+	full := make([]turnstone.RecordChange, turnstone.MaxRecords)
+	for i := range full {
+		full[i] = set(fmt.Sprint(i), nil)
+	}
+	if _, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: full}}); !errors.As(err, &limit) || limit.Where != "state" {
+		t.Error(err)
+	}
+	if _, err := states.Commit(t.Context(), []StateChange{{ID: "other", Values: full[1:]}}); err != nil {
+		t.Error(err)
+	}
+	for _, value := range [][]byte{make([]byte, MaxState), bytes.Repeat([]byte("y"), MaxState), make([]byte, 60*turnstone.MaxRecord), make([]byte, MaxState), []byte(strings.Repeat("x", 3))} {
 		if _, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{set("k", value)}}}); err != nil {
 			t.Fatal(err)
 		}

@@ -2,10 +2,10 @@ package adapter
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -16,41 +16,69 @@ import (
 )
 
 // kept are the types that values of state may have beside those that JSON has: bool, string, float64, int, []any and
-// map[string]any. Such a value is stored with the name of its type.
+// map[string]any. Slices of all of these are kept as well, and maps of them by strings. Such a value is stored with the
+// name of its type.
 var kept = map[string]reflect.Type{}
 
 func init() {
 	for _, v := range []any{
-		int8(0), int16(0), int32(0), int64(0), uint(0), uint8(0), uint16(0), uint32(0), uint64(0), float32(0),
-		[]byte{},
+		false, "", 0, int8(0), int16(0), int32(0), int64(0), uint(0), uint8(0), uint16(0), uint32(0), uint64(0), float32(0), 0.0,
 		time.Time{},
 		time.Duration(0), json.Number(""),
-		[]string{},
-		[]bool{},
-		[]int{},
-		[]int64{},
-		[]float64{},
-		map[string]string{},
-		map[string]bool{},
-		map[string]int{},
-		map[string]int64{},
-		map[string]float64{},
+		json.RawMessage{},
 	} {
 		t := reflect.TypeOf(v)
 		kept[t.String()] = t
 	}
+	kept[anyType.String()] = anyType
+}
+
+var anyType = reflect.TypeFor[any]()
+
+// typeOf returns the type of a name, or nil if no value of it is kept.
+func typeOf(name string) reflect.Type {
+	if t := kept[name]; t != nil {
+		return t
+	}
+	if of, ok := strings.CutPrefix(name, "[]"); ok {
+		if t := typeOf(of); t != nil {
+			return reflect.SliceOf(t)
+		}
+	} else if of, ok := strings.CutPrefix(name, "map[string]"); ok {
+		if t := typeOf(of); t != nil {
+			return reflect.MapOf(reflect.TypeFor[string](), t)
+		}
+	}
+	return nil
+}
+
+// hasAny reports whether values of a type have some of any type.
+func hasAny(t reflect.Type) bool {
+	for t != anyType {
+		if _, whole := kept[t.String()]; whole || t.Kind() != reflect.Slice && t.Kind() != reflect.Map {
+			return false
+		}
+		t = t.Elem()
+	}
+	return true
 }
 
 // typeField and valueField are the fields of a value that is stored with its type. A map that has the first one is
 // stored as if it were of another type.
 const typeField, valueField = "$type", "value"
 
+// maxDepth is how deep a value may be.
+const maxDepth = 1000
+
 // Marshal returns a value of state as JSON from which Unmarshal returns the same one, of the same type. It refuses what
 // is of a type that is not among those that are kept, and text that is not UTF-8. A number with a fraction or an exponent
 // is a float64, and another one is an int.
-func Marshal(v any) ([]byte, error) { return appendValue(nil, v) }
+func Marshal(v any) ([]byte, error) { return appendValue(nil, v, 0) }
 
-func appendValue(b []byte, v any) ([]byte, error) {
+func appendValue(b []byte, v any, depth int) ([]byte, error) {
+	if depth++; depth > maxDepth {
+		return nil, fmt.Errorf("the value is deeper than %d levels, or has itself as a part", maxDepth)
+	}
 	switch v := v.(type) {
 	case nil:
 		return append(b, "null"...), nil
@@ -64,53 +92,63 @@ func appendValue(b []byte, v any) ([]byte, error) {
 		return appendFloat(b, v)
 	case []any:
 		if v != nil {
-			return appendItems(b, v)
+			return appendItems(b, reflect.ValueOf(v), depth)
 		}
 	case map[string]any:
 		if _, taken := v[typeField]; v != nil && !taken {
-			return appendMap(b, v)
-		}
-		if v != nil {
-			b = append(b, `{"`+typeField+`":"map[string]interface {}","`+valueField+`":`...)
-			b, err := appendMap(b, v)
-			return append(b, '}'), err
+			return appendMap(b, reflect.ValueOf(v), depth)
 		}
 	}
-	t := reflect.TypeOf(v)
-	if kept[t.String()] != t && t != reflect.TypeFor[[]any]() && t != reflect.TypeFor[map[string]any]() {
+	of := reflect.ValueOf(v)
+	t := of.Type()
+	if typeOf(t.String()) != t {
 		return nil, fmt.Errorf("a value of type %T is not kept by JSON: use bool, string, int, float64, []any, map[string]any, or one of the types that the adapter lists", v)
 	}
-	value, err := JSON(v)
-	if err != nil {
-		return nil, err
-	}
 	b = append(b, `{"`+typeField+`":"`+t.String()+`","`+valueField+`":`...)
-	return append(append(b, value...), '}'), nil
+	var err error
+	switch {
+	case !hasAny(t):
+		var value []byte
+		value, err = JSON(v)
+		b = append(b, value...)
+	case of.IsNil():
+		b = append(b, "null"...)
+	case t.Kind() == reflect.Slice:
+		b, err = appendItems(b, of, depth)
+	default:
+		b, err = appendMap(b, of, depth)
+	}
+	return append(b, '}'), err
 }
 
-func appendItems(b []byte, items []any) (_ []byte, err error) {
+func appendItems(b []byte, items reflect.Value, depth int) (_ []byte, err error) {
 	b = append(b, '[')
-	for i, item := range items {
+	for i := range items.Len() {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		if b, err = appendValue(b, item); err != nil {
+		if b, err = appendValue(b, items.Index(i).Interface(), depth); err != nil {
 			return nil, fmt.Errorf("item %d: %w", i, err)
 		}
 	}
 	return append(b, ']'), nil
 }
 
-func appendMap(b []byte, m map[string]any) (_ []byte, err error) {
+func appendMap(b []byte, m reflect.Value, depth int) (_ []byte, err error) {
 	b = append(b, '{')
-	for i, k := range slices.Sorted(maps.Keys(m)) {
+	names := make([]string, 0, m.Len())
+	for _, k := range m.MapKeys() {
+		names = append(names, k.String())
+	}
+	slices.Sort(names)
+	for i, k := range names {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		if b, err = appendText(b, k); err != nil {
 			return nil, err
 		}
-		if b, err = appendValue(append(b, ':'), m[k]); err != nil {
+		if b, err = appendValue(append(b, ':'), m.MapIndex(reflect.ValueOf(k)).Interface(), depth); err != nil {
 			return nil, fmt.Errorf("%q: %w", k, err)
 		}
 	}
@@ -157,57 +195,107 @@ func typed(v any) (any, error) {
 		}
 		return v.Float64()
 	case []any:
-		for i := range v {
-			var err error
-			if v[i], err = typed(v[i]); err != nil {
-				return nil, err
-			}
-		}
+		return v, eachTyped(v, nil)
 	case map[string]any:
 		if name, ok := v[typeField].(string); ok && len(v) == 2 {
-			return ofType(name, v[valueField])
-		}
-		for k := range v {
-			var err error
-			if v[k], err = typed(v[k]); err != nil {
-				return nil, err
+			if value, found := v[valueField]; found {
+				if of, err := ofType(name, value); err == nil {
+					return of, nil
+				} // Somebody else has written it, and means something of his own.
 			}
 		}
+		return v, eachTyped(nil, v)
 	}
 	return v, nil
 }
 
-// ofType returns a value that was stored with the name of its type.
-func ofType(name string, v any) (any, error) {
-	switch {
-	case name == reflect.TypeFor[[]any]().String() && v == nil:
-		return []any(nil), nil
-	case name == reflect.TypeFor[map[string]any]().String():
-		m, ok := v.(map[string]any)
-		if v != nil && !ok {
-			return nil, fmt.Errorf("a value of type %s is a %T", name, v)
+// eachTyped replaces the values of a list, or of a map.
+func eachTyped(list []any, m map[string]any) (err error) {
+	for i := range list {
+		if list[i], err = typed(list[i]); err != nil {
+			return err
 		}
-		for k := range m {
-			var err error
-			if m[k], err = typed(m[k]); err != nil {
-				return nil, err
+	}
+	for k := range m {
+		if m[k], err = typed(m[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Untyped reports whether Unmarshal may return another value than v for the JSON from which json.Unmarshal has made v.
+func Untyped(v any) bool {
+	switch v := v.(type) {
+	case float64:
+		return true
+	case []any:
+		return slices.ContainsFunc(v, Untyped)
+	case map[string]any:
+		for k, value := range v {
+			if k == typeField || Untyped(value) {
+				return true
 			}
 		}
-		return m, nil
 	}
-	t, ok := kept[name]
-	if !ok {
+	return false
+}
+
+// ofType returns a value that was stored with the name of its type.
+func ofType(name string, v any) (any, error) {
+	t := typeOf(name)
+	if t == nil || t == anyType {
 		return nil, fmt.Errorf("there is no type %.80q", name)
 	}
-	b, err := json.Marshal(v)
-	if err != nil {
+	out := reflect.New(t).Elem()
+	if !hasAny(t) {
+		b, err := json.Marshal(v)
+		if err == nil {
+			err = json.Unmarshal(b, out.Addr().Interface())
+		}
+		return out.Interface(), err
+	}
+	list, isList := v.([]any)
+	m, isMap := v.(map[string]any)
+	switch {
+	case v == nil:
+		return out.Interface(), nil
+	case t.Kind() == reflect.Slice && isList:
+		out.Set(reflect.MakeSlice(t, 0, len(list)))
+	case t.Kind() == reflect.Map && isMap:
+		out.Set(reflect.MakeMapWithSize(t, len(m)))
+	default:
+		return nil, fmt.Errorf("a value of type %s is a %T", name, v)
+	}
+	if err := eachTyped(list, m); err != nil {
 		return nil, err
 	}
-	out := reflect.New(t)
-	if err := json.Unmarshal(b, out.Interface()); err != nil {
-		return nil, err
+	for _, item := range list {
+		of, err := assignable(item, t.Elem())
+		if err != nil {
+			return nil, err
+		}
+		out = reflect.Append(out, of)
 	}
-	return out.Elem().Interface(), nil
+	for k, item := range m {
+		of, err := assignable(item, t.Elem())
+		if err != nil {
+			return nil, err
+		}
+		out.SetMapIndex(reflect.ValueOf(k), of)
+	}
+	return out.Interface(), nil
+}
+
+func assignable(v any, t reflect.Type) (reflect.Value, error) {
+	of := reflect.ValueOf(v)
+	if !of.IsValid() && t == anyType {
+		return reflect.Zero(t), nil
+	}
+	if !of.IsValid() || !of.Type().AssignableTo(t) {
+		return of, fmt.Errorf("a %T is no %s", v, t)
+	}
+	return of, nil
 }
 
 // JSON is json.Marshal, but refuses text that is not UTF-8, which that would change.
@@ -216,20 +304,51 @@ func JSON(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Where a text is not UTF-8, json.Marshal writes an escape that it writes for nothing else.
-	for at := 0; ; {
-		i := bytes.Index(b[at:], []byte(`\ufffd`))
-		if i < 0 {
-			return b, nil
+	// Where a text is not UTF-8, json.Marshal writes an escape. What the caller gives as JSON may have it as well.
+	if !utf8.Valid(b) || bytes.Contains(b, []byte(`\ufffd`)) {
+		if err := checkTexts(reflect.ValueOf(v), 0); err != nil {
+			return nil, err
 		}
-		at += i
-		escaped := 0
-		for at-escaped > 0 && b[at-escaped-1] == '\\' {
-			escaped++
-		}
-		if escaped%2 == 0 {
-			return nil, errors.New("a text is not UTF-8: " + strconv.Quote(string(b[max(0, at-40):at])))
-		}
-		at++
 	}
+	return b, nil
+}
+
+// checkTexts returns an error if a text within a value is not UTF-8.
+func checkTexts(v reflect.Value, depth int) error {
+	if depth++; depth > maxDepth || !v.IsValid() {
+		return nil // json.Marshal has seen the end of it.
+	}
+	switch v.Kind() {
+	case reflect.String:
+		if !utf8.ValidString(v.String()) {
+			return fmt.Errorf("the text %.80q is not UTF-8", v.String())
+		}
+	case reflect.Pointer, reflect.Interface:
+		return checkTexts(v.Elem(), depth)
+	case reflect.Slice, reflect.Array:
+		if v.Type() == reflect.TypeFor[json.RawMessage]() && !utf8.Valid(v.Bytes()) {
+			return errors.New("JSON that is not UTF-8")
+		}
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return nil
+		}
+		for i := range v.Len() {
+			if err := checkTexts(v.Index(i), depth); err != nil {
+				return err
+			}
+		}
+	case reflect.Map:
+		for _, k := range v.MapKeys() {
+			if err := cmp.Or(checkTexts(k, depth), checkTexts(v.MapIndex(k), depth)); err != nil {
+				return err
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if err := checkTexts(v.Field(i), depth); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -2,6 +2,7 @@ package adapter
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -48,6 +49,10 @@ func TestST4_ValuesKeepTheirTypes(t *testing.T) {
 			if got, err := Unmarshal(b); err != nil || !reflect.DeepEqual(got, v) {
 				t.Errorf("%s: %#v, want %#v: %v", b, got, v, err)
 			}
+			var plain any
+			if err := json.Unmarshal(b, &plain); err != nil || !Untyped(plain) && !reflect.DeepEqual(plain, v) {
+				t.Errorf("%s: %#v, want %#v: %v", b, plain, v, err)
+			}
 		}
 	}
 	// What others have written is read as JSON.
@@ -61,12 +66,17 @@ func TestST4_ValuesKeepTheirTypes(t *testing.T) {
 // What would come back as another value is refused, wherever it is.
 func TestST5_WhatJSONWouldChangeIsRefused(t *testing.T) {
 	type own struct{ A int }
-	for _, v := range []any{own{1}, &own{}, new(int), []own{}, math.NaN(), math.Inf(1), "\xff", make(chan int), map[int]string{}, []string{"\xff"}, time.Month(1), json.Number("x"), [2]int{}, complex(1, 1), []error{}} {
+	for _, v := range []any{own{1}, &own{}, new(int), []own{}, math.NaN(), math.Inf(1), "\xff", make(chan int), map[int]string{}, []string{"\xff"}, time.Month(1), json.Number("x"), [2]int{}, complex(1, 1), []error{}, []own{}, map[string]own{}, [][]error{}, []map[string]any{{"a": own{}}}} {
 		for _, v := range []any{v, []any{1, v}, map[string]any{"k": v}} {
 			if b, err := Marshal(v); err == nil {
 				t.Errorf("%#v: %s", v, b)
 			}
 		}
+	}
+	cycle := map[string]any{}
+	cycle["self"] = []any{cycle}
+	if _, err := Marshal(cycle); err == nil || !strings.Contains(err.Error(), "itself") {
+		t.Errorf("%.100s", err)
 	}
 	if _, err := Marshal(map[string]any{"a": []any{0, own{}}}); err == nil || !strings.Contains(err.Error(), `"a": item 1: a value of type adapter.own`) {
 		t.Error(err)
@@ -74,9 +84,34 @@ func TestST5_WhatJSONWouldChangeIsRefused(t *testing.T) {
 	if _, err := Marshal(map[string]any{"\xff": 1}); err == nil {
 		t.Error("no error")
 	}
-	for _, text := range []string{`{"$type":"own","value":1}`, `{"$type":"int8","value":300}`, `{"$type":"[]string","value":[1]}`, `{"$type":"map[string]interface {}","value":1}`, `{`, `1e999`, `{"a":[{"$type":"x","value":0}]}`} {
+	for _, text := range []string{`{`, `1e999`, `{"a":[1e999]}`} {
 		if got, err := Unmarshal([]byte(text)); err == nil {
 			t.Errorf("%s: %#v", text, got)
+		}
+	}
+	// What others write with such names is theirs.
+	for _, text := range []string{`{"$type":"own","value":1}`, `{"$type":"int8","value":300}`, `{"$type":"[]string","value":[1]}`, `{"$type":"map[string]interface {}","value":1}`, `{"$type":"interface {}","value":0}`} {
+		var want any
+		_ = json.Unmarshal([]byte(text), &want)
+		got, err := Unmarshal([]byte(`{"a":[` + text + `]}`))
+		if m, ok := got.(map[string]any); err != nil || !ok || fmt.Sprint(m["a"].([]any)[0]) != fmt.Sprint(want) {
+			t.Errorf("%s: %#v, %v", text, got, err)
+		}
+	}
+	type part struct {
+		Text *string
+		Raw  json.RawMessage
+		Any  map[string]any
+	}
+	bad, good := "a\xff", "\ufffd"
+	for _, v := range []any{part{Text: &bad}, part{Any: map[string]any{"\xff": 1}}, part{Any: map[string]any{"a": []any{&bad}}}, part{Raw: json.RawMessage("\"\xff\"")}} {
+		if b, err := JSON(v); err == nil {
+			t.Errorf("%s", b)
+		}
+	}
+	for _, v := range []any{part{Text: &good}, part{Raw: json.RawMessage(`"\ufffd"`)}, part{Any: map[string]any{"a": json.RawMessage(`"\ufffd"`)}}} {
+		if _, err := JSON(v); err != nil {
+			t.Error(err)
 		}
 	}
 	for v, ok := range map[any]bool{"a\xff": false, "\ufffd": true, `\ufffd`: true, `\\ufffd`: true, "\\\xff": false, "x": true} {

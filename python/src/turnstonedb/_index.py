@@ -1,16 +1,16 @@
-"""The vectors of items, by which a store finds those that mean what a query does."""
+"""The vectors of items, by which a store finds those that mean what a query does. They are stored as numbers of 32 bits in the order of this machine."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from math import sqrt
+from collections.abc import Mapping
+from math import isfinite, sqrt
 from operator import mul
 from typing import Any
 
-from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, ensure_embeddings, get_text_at_path, tokenize_path
+from langgraph.store.base import IndexConfig, PutOp, ensure_embeddings, get_text_at_path, tokenize_path
 
-Vectors = Mapping[tuple[bool, str], Sequence[float]]
+Vectors = Mapping[tuple[bool, str], "array[float]"]
 """Vectors by the text that they are of, and by whether it is a query: some models have other vectors for queries."""
 
 
@@ -29,37 +29,29 @@ class Index:
         fields = self.fields if op.index is None else list(map(_path, op.index))
         return [text for f in fields for text in get_text_at_path(op.value, f)]
 
-    def _wanted(self, ops: Iterable[Op]) -> tuple[list[str], list[str]]:
-        """Returns the texts and the queries of operations, each once."""
-        texts = {text: None for op in ops if isinstance(op, PutOp) for text in self.texts(op)}
-        return list(texts), list({op.query: None for op in ops if isinstance(op, SearchOp) and op.query})
-
-    def embed(self, ops: Sequence[Op]) -> Vectors:
-        texts, queries = self._wanted(ops)
+    def embed(self, texts: list[str], queries: list[str]) -> Vectors:
         found = self.embeddings.embed_documents(texts) if texts else []
         return self._checked(texts, found, queries, [self.embeddings.embed_query(q) for q in queries])
 
-    async def aembed(self, ops: Sequence[Op]) -> Vectors:
-        texts, queries = self._wanted(ops)
+    async def aembed(self, texts: list[str], queries: list[str]) -> Vectors:
         found = await self.embeddings.aembed_documents(texts) if texts else []
         return self._checked(texts, found, queries, [await self.embeddings.aembed_query(q) for q in queries])
 
     def _checked(self, texts: list[str], of_texts: list[list[float]], queries: list[str], of_queries: list[list[float]]) -> Vectors:
         if len(of_texts) != len(texts):
             raise ValueError(f"the embedding function returned {len(of_texts)} vectors for {len(texts)} texts")
-        for v in (*of_texts, *of_queries):
+        made: dict[tuple[bool, str], array[float]] = {}
+        for key, v in zip([*((False, t) for t in texts), *((True, q) for q in queries)], [*of_texts, *of_queries], strict=True):
+            made[key] = array("f", map(float, v))
             if len(v) != self.dims:
                 raise ValueError(f"the embedding function returned a vector of {len(v)} dimensions: the index has {self.dims}")
-        made: dict[tuple[bool, str], Sequence[float]] = dict(zip(((False, t) for t in texts), of_texts, strict=True))
-        return made | dict(zip(((True, q) for q in queries), of_queries, strict=True))
+            if not all(map(isfinite, made[key])):
+                raise ValueError("the embedding function returned a vector with what is no finite number of 32 bits")
+        return made
 
-    def packed(self, op: PutOp, vectors: Vectors) -> bytes:
-        """Returns the vectors of an item as they are stored."""
-        return b"".join(array("f", vectors[False, text]).tobytes() for text in self.texts(op))
-
-    def score(self, query: Sequence[float], packed: bytes) -> float | None:
-        """Returns the cosine of the angle between a query and the nearest vector of an item, or None if it has none of this index."""
-        if not packed or len(packed) % (4 * self.dims):
+    def score(self, query: array[float], dims: int, packed: bytes) -> float | None:
+        """Returns the cosine of the angle between a query and the nearest of the vectors of an item, or None if it has none of these dimensions."""
+        if not packed or dims != self.dims:
             return None
         all_of_them = array("f", packed)
         return max(_cosine(query, all_of_them[i : i + self.dims]) for i in range(0, len(all_of_them), self.dims))
@@ -70,7 +62,7 @@ def _path(field: str) -> str | list[str]:
     return field if field == "$" else tokenize_path(field)
 
 
-def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+def _cosine(a: array[float], b: array[float]) -> float:
     lengths = sqrt(sum(map(mul, a, a)) * sum(map(mul, b, b)))
     return sum(map(mul, a, b)) / lengths if lengths else 0.0
 

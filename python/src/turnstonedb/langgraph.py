@@ -188,10 +188,10 @@ class _Steps:
 
     def _given(self, id: str, entry: dict[str, Any], latest: str = "") -> None:
         """Remembers what the caller knows of a checkpoint then, and the version of the record if it is that of the latest one."""
-        born = entry.get("born", "")
-        self._births.give((id, entry["id"]), born)
-        if latest:
-            self._latest.give(id, (born, latest))
+        if born := entry.get("born", ""):
+            self._births.give((id, entry["id"]), born)
+            if latest:
+                self._latest.give(id, (born, latest))
 
     # Sessions
 
@@ -380,18 +380,21 @@ class _Steps:
         packed_body = _pack(*self.serde.dumps_typed([body, whole]))
         packed: dict[str, bytes] = {}
         entry = {"id": checkpoint["id"], "parent": parent, **_as_json(whole)}
-        yield from self._commit_checkpoint(thread, ns, entry, packed_body, checkpoint["channel_versions"], values, new_versions, packed)
+        born = self._births.get((_session(thread, ns), parent or ""))
+        if born is not None:  # Of its writes as well, which may come when it was refused.
+            self._births.give((_session(thread, ns), checkpoint["id"]), born)
+        yield from self._commit_checkpoint(thread, ns, entry, packed_body, checkpoint["channel_versions"], values, new_versions, packed, born)
         return _config(thread, ns, checkpoint["id"])
 
-    def _ground(self, thread: str, ns: str, parent: str | None) -> Steps[tuple[_Head, bool, bool]]:
-        """Returns the head on top of which a checkpoint is put, whether its session is new, and whether this saver has put it."""
+    def _ground(self, thread: str, ns: str, born: str | None) -> Steps[tuple[_Head, bool, bool]]:
+        """Returns the head on top of which a checkpoint of a birth is put, whether its session is new, and whether this saver has put it."""
         id = _session(thread, ns)
-        born = self._births.get((id, parent or ""))
         head = self._heads.get(id)
         if head and born in (None, head.born):
             return head, False, True
         head = yield from self._head(id)
-        if born is not None and (head is None or head.born != born):
+        # A session without a birth has no checkpoints left.
+        if born is not None and (head is None or head.born not in ("", born)):
             raise _deleted(thread, ns)
         new = head is None
         head = head or _Head(0, "", (), {}, ("", "none"), "")
@@ -408,12 +411,13 @@ class _Steps:
         values: Mapping[str, Any],
         changed: Mapping[str, Any],
         packed: dict[str, bytes],
+        born: str | None = None,
     ) -> Steps[None]:
-        """Commits a checkpoint: the parts that are not those of the head already, and its record."""
+        """Commits a checkpoint: the parts that are not those of the head already, and its record. born is the birth of what it goes on from, if that is known."""
         id = _session(thread, ns)
         before: tuple[dict[str, bytes], Mapping[str, Any]] | None = None  # the parent's parts and versions
         while True:
-            head, new, known = yield from self._ground(thread, ns, entry["parent"])
+            head, new, known = yield from self._ground(thread, ns, born)
             entry["born"] = head.born
             parts, keep = {_BODY: body}, {_BODY}
             for channel, version in versions.items():
@@ -526,12 +530,13 @@ class _Steps:
         id = _session(thread, ns)
         latest = self._latest.get(id)
         if not latest or latest[0] != born:
-            record = None
+            record, gone = None, True
             with suppress(NotFoundError):
                 record = yield from self._record({"session": id}, _LATEST)
-            if not record or json.loads(record.value).get("born") != born:
+                gone = record is not None and json.loads(record.value).get("born") != born
+            if gone:
                 raise _deleted(thread, ns)
-            latest = born, record.version
+            latest = born, record.version if record else "none"
             self._latest.give(id, latest)
         return [RecordChange.check(_LATEST, latest[1])]
 

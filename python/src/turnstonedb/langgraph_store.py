@@ -21,16 +21,17 @@ with other dimensions, has no score and comes last. There is no time to live: `t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from asyncio import to_thread
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from langgraph.store.base import (
-    NOT_PROVIDED,
     BaseStore,
     GetOp,
     IndexConfig,
@@ -38,19 +39,17 @@ from langgraph.store.base import (
     Item,
     ListNamespacesOp,
     MatchCondition,
-    NotProvided,
     Op,
     PutOp,
     Result,
     SearchItem,
     SearchOp,
 )
-from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from . import _calls
 from ._filter import has_all
 from ._index import Index, Vectors, by_score
-from ._steps import Steps, adrive, drive, from_thread, short
+from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
 from .errors import Error, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
@@ -103,6 +102,7 @@ class _Stored:
         self.updated: str = head["updated"]
         self.rest_prefix: str = head.get("rest", "")  # of the keys of the records that have the value
         self.rest_count: int = head.get("records", 0)  # of these records
+        self.dims: int = head.get("dims", 0)  # of the vectors
 
     def item(self, kind: Callable[..., ItemT]) -> ItemT:
         created, updated = datetime.fromisoformat(self.created), datetime.fromisoformat(self.updated)
@@ -121,31 +121,19 @@ class _Steps:
     _session: str
     _index: Index | None
 
-    def _batch(self, ops: list[Op], vectors: Vectors) -> Steps[list[Result]]:
+    def _read(self, plan: _Plan, vectors: Vectors) -> Steps[list[Result]]:
         results: list[Result] = []
-        puts: dict[Place, PutOp] = {}
-        for op in ops:
-            if isinstance(op, PutOp):
-                _check_labels(op.namespace)
-            elif isinstance(op, ListNamespacesOp):
-                for condition in op.match_conditions or ():
-                    _check_labels(condition.path)
-        got = yield from self._found([(op.namespace, op.key) for op in ops if isinstance(op, GetOp)])
-        for op in ops:
+        got = yield from self._found([(op.namespace, op.key) for op in plan.ops if isinstance(op, GetOp)])
+        for op in plan.ops:
             result: Result = None
-            if isinstance(op, PutOp):
-                puts[op.namespace, op.key] = op
-            elif isinstance(op, GetOp):
+            if isinstance(op, GetOp):
                 whole = yield from self._whole(got.get((op.namespace, op.key)))
                 result = whole.item(Item) if whole else None
             elif isinstance(op, SearchOp):
                 result = yield from self._search(op, vectors)
             elif isinstance(op, ListNamespacesOp):
                 result = yield from self._namespaces(op)
-            else:
-                raise ValueError(f"{op!r} is no operation of a store")
             results.append(result)
-        yield from self._put(puts, vectors)
         return results
 
     # Reading
@@ -193,8 +181,6 @@ class _Steps:
         return [_Stored(r) for r in (yield from self._records(_prefix(namespace)))]
 
     def _search(self, op: SearchOp, vectors: Vectors) -> Steps[list[SearchItem]]:
-        if op.query and not self._index:
-            raise ValueError(f"the query {op.query!r} needs an index: give the store one (index=)")
         found: list[tuple[float | None, SearchItem]] = []
         below = yield from self._below(op.namespace_prefix)
         for stored in sorted(below, key=lambda s: s.updated, reverse=True):
@@ -203,7 +189,7 @@ class _Steps:
             if whole := (yield from self._whole(stored)):
                 item = whole.item(SearchItem)
                 if has_all(item.value, op.filter):
-                    item.score = self._index.score(vectors[True, op.query], whole.vectors()) if self._index and op.query else None
+                    item.score = self._index.score(vectors[True, op.query], whole.dims, whole.vectors()) if self._index and op.query else None
                     found.append((item.score, item))
         return [item for _, item in by_score(found)[op.offset : op.offset + op.limit]]
 
@@ -219,10 +205,7 @@ class _Steps:
 
     # Writing
 
-    def _put(self, puts: Mapping[Place, PutOp], vectors: Vectors) -> Steps[None]:
-        contents = {
-            place: _content(op, self._index.packed(op, vectors) if self._index else b"") for place, op in puts.items()
-        }  # Nothing is stored if one of them can't be.
+    def _put(self, contents: Mapping[Place, _Content | None]) -> Steps[None]:
         keys = {_key(place): place for place in contents}
         old = yield from self._found(list(contents))
         waiting = list(contents)
@@ -250,22 +233,61 @@ class _Steps:
             waiting = waiting[some:]
 
 
-def _content(op: PutOp, vectors: bytes) -> bytes | None:
-    """Returns the value of an item as it is stored, or None for one that is deleted."""
-    if op.value is None:
-        return None
-    if op.ttl is not None:
-        raise NotImplementedError(f"the item {op.key!r} in {op.namespace} has a time to live, which this store does not support")
-    names = len(json.dumps([op.namespace, op.key]))
-    if names > _MAX_NAMES:
-        raise ValueError(f"namespace and key of an item take {names} bytes as JSON: at most {_MAX_NAMES} are allowed")
-    _check_keys(op, op.value)
-    content = json.dumps(dict(op.value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    if vectors:
-        content += b"\n" + vectors
-    if len(content) > _MAX_RECORD * _MAX_REST:
-        raise ValueError(f"the item {op.key!r} in {op.namespace} takes {len(content)} bytes as JSON with its vectors: at most {_MAX_RECORD * _MAX_REST} are allowed")
-    return content
+class _Content:
+    """The value of an item as it is stored, and the texts of it that are embedded."""
+
+    def __init__(self, op: PutOp, index: Index | None) -> None:
+        if op.ttl is not None:
+            raise NotImplementedError(f"the item {op.key!r} in {op.namespace} has a time to live, which this store does not support")
+        names = len(json.dumps([op.namespace, op.key]))
+        if names > _MAX_NAMES:
+            raise ValueError(f"namespace and key of an item take {names} bytes as JSON: at most {_MAX_NAMES} are allowed")
+        _check_keys(op, op.value)
+        self.bytes = json.dumps(dict(op.value or {}), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        self.texts = index.texts(op) if index else []
+        self.dims = index.dims if index and self.texts else 0
+        size = len(self.bytes) + 4 * self.dims * len(self.texts)
+        if size > _MAX_RECORD * _MAX_REST:
+            raise ValueError(f"the item {op.key!r} in {op.namespace} takes {size} bytes as JSON with its vectors: at most {_MAX_RECORD * _MAX_REST} are allowed")
+
+    def embedded(self, vectors: Vectors) -> None:
+        """Adds the vectors of the texts."""
+        if self.texts:
+            self.bytes += b"\n" + b"".join(vectors[False, text].tobytes() for text in self.texts)
+
+
+class _Plan:
+    """Operations that can be made: none of them is wrong in itself."""
+
+    def __init__(self, ops: Iterable[Op], index: Index | None) -> None:
+        self.ops = list(ops)
+        self.contents: dict[Place, _Content | None] = {}
+        self.queries: list[str] = []
+        for op in self.ops:
+            if isinstance(op, GetOp | PutOp):
+                _key((op.namespace, op.key)).encode()
+                if isinstance(op, PutOp):
+                    self.contents[op.namespace, op.key] = None if op.value is None else _Content(op, index)
+            elif isinstance(op, SearchOp):
+                _prefix(op.namespace_prefix).encode()
+                if op.query and not index:
+                    raise ValueError(f"the query {op.query!r} needs an index: give the store one (index=)")
+                if op.query:
+                    self.queries.append(op.query)
+            elif isinstance(op, ListNamespacesOp):
+                for condition in op.match_conditions or ():
+                    _check_labels(condition.path)
+            else:
+                raise ValueError(f"{op!r} is no operation of a store")
+
+    def wanted(self) -> tuple[list[str], list[str]]:
+        """Returns the texts and the queries that have to be embedded, each once."""
+        return list({text: None for c in self.contents.values() if c for text in c.texts}), list(dict.fromkeys(self.queries))
+
+    def embedded(self, vectors: Vectors) -> None:
+        for c in self.contents.values():
+            if c:
+                c.embedded(vectors)
 
 
 def _check_keys(op: PutOp, value: Any) -> None:
@@ -280,15 +302,18 @@ def _check_keys(op: PutOp, value: Any) -> None:
             _check_keys(op, v)
 
 
-def _changes(place: Place, content: bytes | None, old: _Stored | None) -> list[RecordChange]:
+def _changes(place: Place, new: _Content | None, old: _Stored | None) -> list[RecordChange]:
     """Returns what changes when an item takes the place of an old one."""
     key, changes = _key(place), []
     if old:
         changes += [RecordChange.delete(k) for k in old.rest_keys()]
-    if content is None:
+    if new is None:
         return [*changes, RecordChange.delete(key, old.version)] if old else []
     now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     head: dict[str, Any] = {"namespace": place[0], "key": place[1], "created": old.created if old else now, "updated": now}
+    content = new.bytes
+    if new.dims:
+        head["dims"] = new.dims
     if len(json.dumps(head)) + len(content) > _MAX_RECORD:
         rest = [content[i : i + _MAX_RECORD] for i in range(0, len(content), _MAX_RECORD)]
         head |= {"rest": f"{_REST}{secrets.token_hex(16)}/", "records": len(rest)}
@@ -319,39 +344,32 @@ class TurnstoneStore(_Steps, BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        ops = list(ops)
-        return drive(self._client._run, self._batch(ops, self._index.embed(ops) if self._index else {}))
+        plan = _Plan(ops, self._index)
+        return self._made(plan, self._index.embed(*plan.wanted()) if self._index else {})
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        ops = list(ops)
-        vectors = await self._index.aembed(ops) if self._index else {}
-        return await to_thread(drive, self._client._run, self._batch(ops, vectors))
+        plan = _Plan(ops, self._index)
+        return await to_thread(self._made, plan, await self._index.aembed(*plan.wanted()) if self._index else {})
+
+    def _made(self, plan: _Plan, vectors: Vectors) -> list[Result]:
+        plan.embedded(vectors)
+        results = drive(self._client._run, self._read(plan, vectors))
+        drive(self._client._run, self._put(plan.contents))
+        return results
 
 
-class AsyncTurnstoneStore(_Steps, AsyncBatchedBaseStore):
-    """A store on an AsyncClient, of the event loop in which it is made: what its tasks ask for at once is one batch. Other threads call the methods that are not
-    awaited. See the module."""
+class AsyncTurnstoneStore(_Steps, BaseStore):
+    """A store on an AsyncClient. Items that tasks of an event loop put at once are stored together. Its methods that are not awaited are for other threads than
+    that of the event loop in which it is made. See the module."""
 
     def __init__(self, client: AsyncClient, *, session: str = "langgraph-store", index: IndexConfig | None = None) -> None:
         """session is the id of the session whose records are the items. Stores of different sessions are apart."""
-        super().__init__()
         self._client = client
         self._session = session
         self._index = Index(index) if index else None
-
-    async def aput(
-        self,
-        namespace: tuple[str, ...],
-        key: str,
-        value: Mapping[str, Any],
-        index: Literal[False] | list[str] | None = None,
-        *,
-        ttl: float | NotProvided | None = NOT_PROVIDED,
-    ) -> None:
-        """Stores an item. One that can't be stored is refused before it joins a batch."""
-        _content(PutOp(namespace, key, value, index, None if isinstance(ttl, NotProvided) else ttl), b"")
-        await super().aput(namespace, key, value, index, ttl=ttl)
+        self._loop = loop_of_caller()
+        self._groups: WeakKeyDictionary[asyncio.AbstractEventLoop, _Group] = WeakKeyDictionary()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations from another thread than that of the event loop, in which it raises asyncio.InvalidStateError."""
@@ -359,6 +377,45 @@ class AsyncTurnstoneStore(_Steps, AsyncBatchedBaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations. Those that read come first, and see nothing of what the others write."""
-        ops = list(ops)
-        vectors = await self._index.aembed(ops) if self._index else {}
-        return await adrive(self._client._run, self._batch(ops, vectors))
+        plan = _Plan(ops, self._index)
+        vectors = await self._index.aembed(*plan.wanted()) if self._index else {}
+        plan.embedded(vectors)
+        results = await adrive(self._client._run, self._read(plan, vectors))
+        if len(plan.contents) == 1:
+            await self._put_together(plan.contents)
+        elif plan.contents:  # All of them, or none.
+            await adrive(self._client._run, self._put(plan.contents))
+        return results
+
+    async def _put_together(self, contents: dict[Place, _Content | None]) -> None:
+        """Puts an item, with those that others put while the last ones were stored: one by one, they would conflict with each other."""
+        group = self._groups.setdefault(asyncio.get_running_loop(), _Group())
+        turn = asyncio.get_running_loop().create_future()
+        group.waiting.append((contents, turn))
+        if group.work is None:
+            group.work = asyncio.create_task(self._put_all(group))
+        await turn
+
+    async def _put_all(self, group: _Group) -> None:
+        while group.waiting:
+            some, group.waiting = group.waiting[:_MAX_CHANGES], group.waiting[_MAX_CHANGES:]
+            together = {place: content for contents, _ in some for place, content in contents.items()}
+            try:
+                await adrive(self._client._run, self._put(together))
+            except Exception as e:
+                for _, turn in some:
+                    if not turn.done():
+                        turn.set_exception(e)
+            else:
+                for _, turn in some:
+                    if not turn.done():
+                        turn.set_result(None)
+        group.work = None
+
+
+class _Group:
+    """The items that tasks of an event loop wait to be stored, and the task that does it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[dict[Place, _Content | None], asyncio.Future[None]]] = []
+        self.work: asyncio.Task[None] | None = None
