@@ -19,6 +19,8 @@ from ._transport import _CALL, _CONNECT, _MAX_IDLE, _SILENCE, BrokenError, Reach
 
 __all__ = ["AsyncTransport", "BrokenError", "Response"]
 
+_MAX_AT_ONCE = 32  # requests of an event loop, beside those whose answers are read bit by bit
+
 
 class _AsyncStream:
     """An answer that is read bit by bit."""
@@ -56,6 +58,7 @@ class AsyncTransport:
     def _begin(self) -> None:
         self._mu = threading.Lock()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._pid = os.getpid()
 
     def _client(self) -> httpx.AsyncClient:
@@ -114,6 +117,6 @@ class AsyncTransport:
             raise BrokenError(e, sent, begun) from e
 
     async def request(self, method: str, path: str, **kw: Any) -> Response:
-        """Makes a request."""
-        async with self.stream(method, path, **kw) as r:
+        """Makes a request. Of many at once some wait for others: what httpx does for each grows with their number."""
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MAX_AT_ONCE)), self.stream(method, path, **kw) as r:
             return Response(r.status, r.headers, await r.aread())

@@ -25,7 +25,7 @@ import asyncio
 import json
 import secrets
 from asyncio import to_thread
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -121,18 +121,18 @@ class _Steps:
     _session: str
     _index: Index | None
 
-    def _read(self, plan: _Plan, vectors: Vectors) -> Steps[list[Result]]:
+    def _read(self, plan: _Plan, vectors: Vectors, found: Mapping[Place, _Stored], below: Mapping[str, list[_Stored]]) -> Steps[list[Result]]:
+        """Returns the results of operations. found has the items that they get, and below those that they search, by the beginnings of their keys."""
         results: list[Result] = []
-        got = yield from self._found([(op.namespace, op.key) for op in plan.ops if isinstance(op, GetOp)])
         for op in plan.ops:
             result: Result = None
             if isinstance(op, GetOp):
-                whole = yield from self._whole(got.get((op.namespace, op.key)))
+                whole = yield from self._whole(found.get((op.namespace, op.key)))
                 result = whole.item(Item) if whole else None
             elif isinstance(op, SearchOp):
-                result = yield from self._search(op, vectors)
+                result = yield from self._search(op, vectors, below[_prefix(op.namespace_prefix)])
             elif isinstance(op, ListNamespacesOp):
-                result = yield from self._namespaces(op)
+                result = _namespaces(op, below[_common(op)])
             results.append(result)
         return results
 
@@ -176,13 +176,12 @@ class _Steps:
                 raise Error(f"the item {place[1]!r} in {place[0]} is damaged: records of it are missing")
         return stored
 
-    def _below(self, namespace: tuple[str, ...]) -> Steps[list[_Stored]]:
-        """Returns the items of a namespace and of those below it, without the values that other records have."""
-        return [_Stored(r) for r in (yield from self._records(_prefix(namespace)))]
+    def _below(self, prefix: str) -> Steps[list[_Stored]]:
+        """Returns the items whose keys begin so, without the values that other records have."""
+        return [_Stored(r) for r in (yield from self._records(prefix))]
 
-    def _search(self, op: SearchOp, vectors: Vectors) -> Steps[list[SearchItem]]:
+    def _search(self, op: SearchOp, vectors: Vectors, below: list[_Stored]) -> Steps[list[SearchItem]]:
         found: list[tuple[float | None, SearchItem]] = []
-        below = yield from self._below(op.namespace_prefix)
         for stored in sorted(below, key=lambda s: s.updated, reverse=True):
             if not op.query and 0 <= op.offset + op.limit <= len(found):
                 break
@@ -192,16 +191,6 @@ class _Steps:
                     item.score = self._index.score(vectors[True, op.query], whole.dims, whole.vectors()) if self._index and op.query else None
                     found.append((item.score, item))
         return [item for _, item in by_score(found)[op.offset : op.offset + op.limit]]
-
-    def _namespaces(self, op: ListNamespacesOp) -> Steps[list[tuple[str, ...]]]:
-        conditions = op.match_conditions or ()
-        prefix: tuple[str, ...] = ()
-        for c in conditions:
-            if c.match_type == "prefix" and "*" not in c.path:
-                prefix = max(prefix, tuple(c.path), key=len)
-        below = yield from self._below(prefix)
-        found = {s.namespace[: op.max_depth] for s in below if all(_lies(s.namespace, c) for c in conditions)}
-        return sorted(found)[op.offset : op.offset + op.limit]
 
     # Writing
 
@@ -262,14 +251,19 @@ class _Plan:
     def __init__(self, ops: Iterable[Op], index: Index | None) -> None:
         self.ops = list(ops)
         self.contents: dict[Place, _Content | None] = {}
+        self.places: list[Place] = []  # of the items to get
+        self.prefixes: dict[str, None] = {}  # of the keys of the items to search
         self.queries: list[str] = []
         for op in self.ops:
             if isinstance(op, GetOp | PutOp):
                 _key((op.namespace, op.key)).encode()
                 if isinstance(op, PutOp):
                     self.contents[op.namespace, op.key] = None if op.value is None else _Content(op, index)
+                else:
+                    self.places.append((op.namespace, op.key))
             elif isinstance(op, SearchOp):
                 _prefix(op.namespace_prefix).encode()
+                self.prefixes[_prefix(op.namespace_prefix)] = None
                 if op.query and not index:
                     raise ValueError(f"the query {op.query!r} needs an index: give the store one (index=)")
                 if op.query:
@@ -277,6 +271,7 @@ class _Plan:
             elif isinstance(op, ListNamespacesOp):
                 for condition in op.match_conditions or ():
                     _check_labels(condition.path)
+                self.prefixes[_common(op)] = None
             else:
                 raise ValueError(f"{op!r} is no operation of a store")
 
@@ -300,6 +295,20 @@ def _check_keys(op: PutOp, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for v in value:
             _check_keys(op, v)
+
+
+def _common(op: ListNamespacesOp) -> str:
+    """Returns how the keys begin of all items whose namespaces an operation may list."""
+    prefix: tuple[str, ...] = ()
+    for c in op.match_conditions or ():
+        if c.match_type == "prefix" and "*" not in c.path:
+            prefix = max(prefix, tuple(c.path), key=len)
+    return _prefix(prefix)
+
+
+def _namespaces(op: ListNamespacesOp, below: list[_Stored]) -> list[tuple[str, ...]]:
+    found = {s.namespace[: op.max_depth] for s in below if all(_lies(s.namespace, c) for c in op.match_conditions or ())}
+    return sorted(found)[op.offset : op.offset + op.limit]
 
 
 def _changes(place: Place, new: _Content | None, old: _Stored | None) -> list[RecordChange]:
@@ -354,14 +363,17 @@ class TurnstoneStore(_Steps, BaseStore):
 
     def _made(self, plan: _Plan, vectors: Vectors) -> list[Result]:
         plan.embedded(vectors)
-        results = drive(self._client._run, self._read(plan, vectors))
-        drive(self._client._run, self._put(plan.contents))
+        run = self._client._run
+        found = drive(run, self._found(plan.places))
+        below = {prefix: drive(run, self._below(prefix)) for prefix in plan.prefixes}
+        results = drive(run, self._read(plan, vectors, found, below))
+        drive(run, self._put(plan.contents))
         return results
 
 
 class AsyncTurnstoneStore(_Steps, BaseStore):
-    """A store on an AsyncClient. Items that tasks of an event loop put at once are stored together. Its methods that are not awaited are for other threads than
-    that of the event loop in which it is made. See the module."""
+    """A store on an AsyncClient. What tasks of an event loop put, get or search at once is put, got or read together. Its methods that are not awaited are for
+    other threads than that of the event loop in which it is made. See the module."""
 
     def __init__(self, client: AsyncClient, *, session: str = "langgraph-store", index: IndexConfig | None = None) -> None:
         """session is the id of the session whose records are the items. Stores of different sessions are apart."""
@@ -369,7 +381,7 @@ class AsyncTurnstoneStore(_Steps, BaseStore):
         self._session = session
         self._index = Index(index) if index else None
         self._loop = loop_of_caller()
-        self._groups: WeakKeyDictionary[asyncio.AbstractEventLoop, _Group] = WeakKeyDictionary()
+        self._rounds: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Round]] = WeakKeyDictionary()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Makes operations from another thread than that of the event loop, in which it raises asyncio.InvalidStateError."""
@@ -380,28 +392,48 @@ class AsyncTurnstoneStore(_Steps, BaseStore):
         plan = _Plan(ops, self._index)
         vectors = await self._index.aembed(*plan.wanted()) if self._index else {}
         plan.embedded(vectors)
-        results = await adrive(self._client._run, self._read(plan, vectors))
+        found = await self._together("get", self._get_all, plan.places) if plan.places else {}
+        below = {prefix: await self._together("below " + prefix, self._below_all, prefix) for prefix in plan.prefixes}
+        results = await adrive(self._client._run, self._read(plan, vectors, found, below))
         if len(plan.contents) == 1:
-            await self._put_together(plan.contents)
+            await self._together("put", self._put_all, plan.contents)
         elif plan.contents:  # All of them, or none.
             await adrive(self._client._run, self._put(plan.contents))
         return results
 
-    async def _put_together(self, contents: dict[Place, _Content | None]) -> None:
-        """Puts an item, with those that others put while the last ones were stored: one by one, they would conflict with each other."""
-        group = self._groups.setdefault(asyncio.get_running_loop(), _Group())
-        turn = asyncio.get_running_loop().create_future()
-        group.waiting.append((contents, turn))
-        if group.work is None:
-            group.work = asyncio.create_task(self._put_all(group))
-        await turn
+    async def _get_all(self, asked: list[list[Place]]) -> Any:
+        return await adrive(self._client._run, self._found(list(dict.fromkeys(place for places in asked for place in places))))
 
-    async def _put_all(self, group: _Group) -> None:
-        while group.waiting:
-            some, group.waiting = group.waiting[:_MAX_CHANGES], group.waiting[_MAX_CHANGES:]
-            together = {place: content for contents, _ in some for place, content in contents.items()}
+    async def _below_all(self, asked: list[str]) -> Any:
+        return await adrive(self._client._run, self._below(asked[0]))
+
+    async def _put_all(self, asked: list[dict[Place, _Content | None]]) -> Any:
+        """Puts items. One by one they would conflict with each other."""
+        return await adrive(self._client._run, self._put({place: content for contents in asked for place, content in contents.items()}))
+
+    async def _together(self, what: str, do: Callable[[list[Any]], Awaitable[Any]], asked: Any) -> Any:
+        """Calls a function with what was asked for while it was called last, and returns its result: what was done has begun after it was asked for."""
+        rounds = self._rounds.setdefault(asyncio.get_running_loop(), {})
+        r = rounds.setdefault(what, _Round())
+        turn = asyncio.get_running_loop().create_future()
+        r.waiting.append((asked, turn))
+        if r.work is None:
+            r.work = asyncio.create_task(r.run(do, lambda: rounds.pop(what, None)))
+        return await turn
+
+
+class _Round:
+    """What tasks of an event loop wait for, and the task that does it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, asyncio.Future[Any]]] = []
+        self.work: asyncio.Task[None] | None = None
+
+    async def run(self, do: Callable[[list[Any]], Awaitable[Any]], end: Callable[[], object]) -> None:
+        while self.waiting:
+            some, self.waiting = self.waiting[:_MAX_CHANGES], self.waiting[_MAX_CHANGES:]
             try:
-                await adrive(self._client._run, self._put(together))
+                result = await do([asked for asked, _ in some])
             except Exception as e:
                 for _, turn in some:
                     if not turn.done():
@@ -409,13 +441,5 @@ class AsyncTurnstoneStore(_Steps, BaseStore):
             else:
                 for _, turn in some:
                     if not turn.done():
-                        turn.set_result(None)
-        group.work = None
-
-
-class _Group:
-    """The items that tasks of an event loop wait to be stored, and the task that does it."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[dict[Place, _Content | None], asyncio.Future[None]]] = []
-        self.work: asyncio.Task[None] | None = None
+                        turn.set_result(result)
+        end()

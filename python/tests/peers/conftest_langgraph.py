@@ -45,11 +45,10 @@ async def async_store(request):
         yield AsyncTurnstoneStore(c)
 
 
-@pytest.fixture(params=["turnstone", "turnstone_aes"])
+@pytest.fixture(params=["turnstone_aes"])
 def sync_checkpointer(request):
-    serde = EncryptedSerializer.from_pycryptodome_aes(key=b"1234567890123456") if request.param == "turnstone_aes" else None
     with opened.client() as c:
-        yield TurnstoneSaver(c, serde=serde)
+        yield TurnstoneSaver(c, serde=EncryptedSerializer.from_pycryptodome_aes(key=b"1234567890123456"))
 
 
 @pytest.fixture(params=["turnstone"])
