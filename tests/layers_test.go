@@ -61,7 +61,7 @@ var may = map[string][]string{
 	"transcript":                {"blob", "graph", "head", ""},
 	"internal/wire":             {"engine", "damage", "internal/codec", "blob", "graph", "head", "gc", "", "transcript"},
 	"server":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "transcript", "internal/wire"},
-	"internal/faulty":           {"engine", "engine/memory", "", "internal/wire", "server"},
+	"internal/faulty":           {"engine", "engine/memory", "internal/socket", "", "internal/wire", "server"},
 	"internal/faulty/serve":     {"internal/faulty"},
 	"client":                    {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
 	"internal/storetest":        {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/testkit", "internal/pgtest", "", "server", "client"},

@@ -25,10 +25,10 @@ const statePart = "state"
 //
 // Values of state are stored as JSON and keep their types: bool, string, all integers and floats, time.Time,
 // time.Duration, json.Number, json.RawMessage, slices of these and of any, and maps of them by strings, up to 1,000 deep.
-// A value of another type is refused, as is text that is not UTF-8. A value of user or app state has at most 200 times
-// turnstone.MaxRecord bytes as JSON and its key 506 bytes; an event and all of a session's own state have at most
-// turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves it
-// to another user.
+// A value of another type is refused, as is text that is not UTF-8. A value of user or app state has at most 12.5 MiB as
+// JSON and its key 506 bytes; what an event changes of such state takes at most turnstone.MaxCommitBytes, compressed. An
+// event and all of a session's own state have at most turnstone.MaxPayload each. The id of a session of the store names
+// app, user and session: who renames it there moves it to another user.
 type Sessions struct {
 	store  turnstone.Factory
 	states *adapter.States // of users and apps

@@ -2,10 +2,12 @@ package adk_test
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -532,11 +534,16 @@ func TestAD3_WhatIsRefusedMakesNoSession(t *testing.T) {
 }
 
 func TestAD11_StateKeepsItsTypes(t *testing.T) {
-	store := storetest.Memory(t)
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) { stateKeepsItsTypes(t, open(t)) })
+}
+
+func stateKeepsItsTypes(t *testing.T, store turnstone.Factory) {
 	c := chats{t, adk.NewSessions(store)}
+	noise := make([]byte, 500_000)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise) // It never fails.
 	values := map[string]any{
 		"a": int64(1<<60 + 1), "user:b": []byte{0, 255}, "app:c": time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), "d": map[string]any{}, "user:e": 5, "f": 5.0,
-		"g": []string{"x"}, "user:large": strings.Repeat("é", 200_000),
+		"g": []string{"x"}, "user:large": strings.Repeat("é", 200_000), "app:large": hex.EncodeToString(noise),
 	}
 	if _, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", SessionID: "s", State: map[string]any{"own": uint8(1)}}); err != nil {
 		t.Fatal(err)

@@ -45,7 +45,8 @@ const (
 //   - The list of tracks is sorted by name.
 //
 // An update of user or app state has at most 255 keys, and large values count once more for each 64 KiB. Such a key has at
-// most 506 bytes and no zero byte, and its value at most 200 times turnstone.MaxRecord bytes. A session has at most 1,024
+// most 506 bytes and no zero byte, and its value at most 12.5 MiB. What an update changes takes at most
+// turnstone.MaxCommitBytes, compressed. A session has at most 1,024
 // keys of its own state, tracks and summaries together, and each of their values is a little smaller than
 // turnstone.MaxPart. An event has at most turnstone.MaxPayload bytes.
 type Sessions struct {

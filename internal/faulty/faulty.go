@@ -18,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/socket"
 	"github.com/turnstonedb/turnstone/internal/wire"
 	"github.com/turnstonedb/turnstone/server"
 )
@@ -39,8 +40,8 @@ var Faults = []string{Refused, Reset, Lost, Half, Gateway, Restart, Other}
 // PathFaults is where a client of a test says what happens to the requests that follow: as JSON, a list of faults.
 const PathFaults = "/faults"
 
-// A Server is two servers on one store, of which a client gets to one at a time. Each request has a connection of its
-// own.
+// A Server stands for two servers on one store. One of them answers all requests, until a fault makes it the other one.
+// Each request has a connection of its own.
 type Server struct {
 	path   string
 	engine engine.Engine
@@ -93,11 +94,10 @@ func (s *Server) start(i int) error {
 
 func (s *Server) listen() error {
 	_ = os.Remove(s.path)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.path, Net: "unix"})
+	l, err := socket.Listen(s.path) // When it is closed the path stays, so that a connection is refused.
 	if err != nil {
 		return err
 	}
-	l.SetUnlinkOnClose(false) // A connection is refused, and not only not found.
 	s.listener = l
 	front := &http.Server{Handler: s}
 	front.SetKeepAlivesEnabled(false)
@@ -105,7 +105,7 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// refuse lets nobody connect for a moment, if that comes next, or when the server has been restarted.
+// refuse closes the socket for a moment if the next fault is Refused. If servers change before that, it changes them too.
 func (s *Server) refuse() {
 	i := slices.IndexFunc(s.faults, func(f string) bool { return f != Restart && f != Other })
 	if i < 0 || s.faults[i] != Refused {
@@ -137,7 +137,7 @@ func (s *Server) move(fault string) {
 	}
 }
 
-// next returns the server that gets a request, and the fault, if there is one.
+// next returns the server that a request comes to, and what happens to the request, which is "" if nothing does.
 func (s *Server) next() (*server.Server, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 // maxPath is the longest path in the address of a socket on all systems: see unix(4) and unix(7).
 const maxPath = 103
 
-// maxName is the longest name of a socket in a directory whose path is longer.
+// maxName is how many bytes the last name of a path has at most, if the whole path is longer than maxPath.
 const maxName = 80
 
 // Dial connects with the socket at a path.
@@ -42,8 +42,8 @@ func Listen(path string) (l *net.UnixListener, err error) {
 	return l, err
 }
 
-// short calls f with a path that leads to where path does, and that an address has room for. On Linux there is one for
-// each directory, see proc_pid_fd(5); on other systems a longer path than maxPath is an error.
+// short calls f with path, or with a shorter path to the same socket. Linux has a short path for each directory that a
+// process has open: see proc_pid_fd(5). On other systems a path that is longer than maxPath is an error.
 func short(path string, f func(path string) error) error {
 	if len(path) <= maxPath {
 		return f(path)
@@ -59,7 +59,7 @@ func short(path string, f func(path string) error) error {
 	defer directory.Close()
 	err = f(fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), name))
 	var of *net.OpError
-	if errors.As(err, &of) { // It says the path that nobody knows.
+	if errors.As(err, &of) { // It names the short path, which means nothing to the caller.
 		return fmt.Errorf("%s %s: %w", of.Op, path, of.Err)
 	}
 	return err

@@ -19,20 +19,22 @@ import (
 const (
 	// statePrefix is what the keys of records begin with that are values of state.
 	statePrefix = "state/"
-	// largeKey is that of the record that names the large values. It comes before those of the others.
+	// largeKey is the key of the directory of large values. It sorts before the keys of values.
 	largeKey = "state-large"
 	// partPrefix is what the keys of records begin with that have a part of a large value.
 	partPrefix = "part/"
-	// MaxState is how many bytes a value has at most.
+	// MaxState is how many bytes a value has at most. turnstone.MaxCommitBytes limits what changes at once, compressed: a
+	// value of 1 MiB fits alone, whatever it is.
 	MaxState = 200 * turnstone.MaxRecord
-	// maxStates is how many handles are kept.
+	// maxStates is how many sessions of states are remembered.
 	maxStates = 10_000
 )
 
-// States keeps the states of users and apps, which several sessions share. A state is the records of a session of its
-// own. That session is made when the state gets its first value, and no prune deletes it. A value that one record can't
-// have is in several, which another record names: who changes a value makes sure that this one is as it was read. A key
-// has at most 506 bytes. States is safe for concurrent use.
+// States keeps the states of users and apps, which several sessions share. Each state is stored as the records of a
+// session of its own. That session is made when the state gets its first value, and no prune deletes it. A value that is
+// too large for one record is stored in several, and the directory, which is a record as well, says in how many. Each
+// commit checks that nobody has changed the directory since it was read. A key has at most 506 bytes. States is safe for
+// concurrent use.
 type States struct {
 	store turnstone.Factory
 	group string
@@ -41,16 +43,16 @@ type States struct {
 	known map[string]*state // by the ids of their sessions
 }
 
-// A state is the session of one, as it was read.
+// A state is what was read of the session of one state.
 type state struct {
 	handle  turnstone.Persistence   // nil if there is no session
 	large   map[string]large        // by the keys of values
-	version turnstone.RecordVersion // of the record with large
+	version turnstone.RecordVersion // of the directory
 }
 
-// A large value is in several records.
+// A large is the entry of a large value in the directory.
 type large struct {
-	ID      string // within their keys
+	ID      string // is in the keys of the records that have the value
 	Records int
 }
 
@@ -106,7 +108,7 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 		switch {
 		case err == nil:
 			for i, c := range commits[len(own):] {
-				if c.Records[len(c.Records)-1].Action == turnstone.SetRecord { // Others are large now.
+				if c.Records[len(c.Records)-1].Action == turnstone.SetRecord { // The directory has changed.
 					s.forget(changes[i : i+1])
 				}
 			}
@@ -134,7 +136,7 @@ func (st *state) records(values []turnstone.RecordChange) ([]turnstone.RecordCha
 		whole := v.Value
 		l := large{ID: old.ID}
 		if len(whole) > turnstone.MaxRecord {
-			v.Value = nil // Who lists the records sees the key, whatever has become of the value since.
+			v.Value = nil // The record stays, so that a reader of all keys finds this one while the value changes its place.
 			if !was {
 				l.ID = rand.Text()
 			}
@@ -216,11 +218,11 @@ func (s *States) state(ctx context.Context, id string) (*state, error) {
 	return st, nil
 }
 
-// named reads the record that names the large values.
+// named reads the directory.
 func (st *state) named(r turnstone.Record) error {
 	st.version, st.large = r.Version, map[string]large{}
 	if err := json.Unmarshal(r.Value, &st.large); err != nil {
-		return fmt.Errorf("the record %q of a state names no large values: %w", largeKey, err)
+		return fmt.Errorf("the record %q of a state is no directory of large values: %w", largeKey, err)
 	}
 	return nil
 }
@@ -269,44 +271,37 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte, whole bool, err error) {
 	out = map[string][]byte{}
 	st := state{version: turnstone.NoRecord}
-	sure := false // one page has all of it, and the record that says that no value is large
-	for q := (turnstone.RecordQuery{Prefix: "state", Limit: turnstone.MaxPage}); ; {
-		page, err := h.Records(ctx, q)
-		if err != nil {
+	found, pages, err := recordsOf(ctx, h, "state")
+	if err != nil {
+		return nil, false, err
+	}
+	for _, r := range found {
+		if key, ok := strings.CutPrefix(r.Key, statePrefix); ok {
+			out[key] = append([]byte{}, r.Value...)
+		} else if err := st.named(r); err != nil {
 			return nil, false, err
 		}
-		for _, r := range page.Records {
-			if key, ok := strings.CutPrefix(r.Key, statePrefix); ok {
-				out[key] = append([]byte{}, r.Value...)
-			} else if err := st.named(r); err != nil {
-				return nil, false, err
-			}
-		}
-		if sure = q.After == "" && page.Next == "" && st.version != turnstone.NoRecord && len(st.large) == 0; page.Next == "" {
-			break
-		}
-		q.After = page.Next
 	}
 	damaged := ""
 	for key, l := range st.large {
-		page, err := h.Records(ctx, turnstone.RecordQuery{Prefix: partPrefix + l.ID + "/", Limit: turnstone.MaxPage})
+		parts, _, err := recordsOf(ctx, h, partPrefix+l.ID+"/")
 		if err != nil {
 			return nil, false, err
 		}
-		if len(page.Records) != l.Records {
+		if len(parts) != l.Records {
 			damaged = key
 			break
 		}
 		var value []byte
-		for _, r := range page.Records {
+		for _, r := range parts {
 			value = append(value, r.Value...)
 		}
 		out[key] = value
 	}
-	if sure {
-		return out, true, nil
+	if pages == 1 && st.version != turnstone.NoRecord && len(st.large) == 0 {
+		return out, true, nil // One page is of one moment, and it has the directory, which is empty.
 	}
-	// Meanwhile a value may have become a large one, or one of the others, or another large one.
+	// The pages are of several moments: large values may have changed in between.
 	r, err := h.Record(ctx, largeKey)
 	if errors.Is(err, turnstone.ErrRecordNotFound) {
 		r.Version, err = turnstone.NoRecord, nil
@@ -316,4 +311,18 @@ func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte
 		return nil, false, fmt.Errorf("the state %q is damaged: records of it are missing", damaged)
 	}
 	return out, whole, err
+}
+
+// recordsOf returns all records whose keys begin with prefix, and in how many pages they came.
+func recordsOf(ctx context.Context, h turnstone.Persistence, prefix string) (out []turnstone.Record, pages int, err error) {
+	for q := (turnstone.RecordQuery{Prefix: prefix, Limit: turnstone.MaxPage}); ; {
+		page, err := h.Records(ctx, q)
+		if err != nil {
+			return nil, 0, err
+		}
+		out, pages = append(out, page.Records...), pages+1
+		if q.After = page.Next; q.After == "" {
+			return out, pages, nil
+		}
+	}
 }

@@ -33,7 +33,7 @@ func TestST1_StatesHaveValuesOfAllSizes(t *testing.T) {
 	store := stateStore(t)
 	both := [2]*States{NewStates(store, "g"), NewStates(store, "g")}
 	want := map[string][]byte{}
-	r := rand.New(rand.NewPCG(1, 2))
+	r, random := rand.New(rand.NewPCG(1, 2)), rand.NewChaCha8([32]byte{1})
 	for range 150 {
 		change := StateChange{ID: "s"}
 		for _, key := range r.Perm(4)[:1+r.IntN(2)] {
@@ -43,10 +43,8 @@ func TestST1_StatesHaveValuesOfAllSizes(t *testing.T) {
 				change.Values = append(change.Values, turnstone.RecordChange{Key: k, Action: turnstone.DeleteRecord})
 				continue
 			}
-			value := make([]byte, []int{0, 10, turnstone.MaxRecord, turnstone.MaxRecord + 1, 300_000}[r.IntN(5)])
-			for i := range min(len(value), 100) {
-				value[i] = byte(r.Uint32())
-			}
+			value := make([]byte, []int{0, 10, turnstone.MaxRecord, turnstone.MaxRecord + 1, 300_000, 850_000}[r.IntN(6)])
+			_, _ = random.Read(value) // It never fails.
 			want[k] = value
 			change.Values = append(change.Values, set(k, value))
 		}
@@ -87,6 +85,19 @@ func TestST2_AValueHasALimit(t *testing.T) {
 	}
 	if _, err := store.Session(t.Context(), "s"); !Gone(err) {
 		t.Error(err)
+	}
+	noise := make([]byte, turnstone.MaxCommitBytes+1)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(noise) // It never fails.
+	if _, err := states.Commit(t.Context(), []StateChange{{ID: "noise", Values: []turnstone.RecordChange{set("k", noise)}}}); !errors.As(err, &limit) || limit.Max != turnstone.MaxCommitBytes {
+		t.Error(err)
+	}
+	for _, value := range [][]byte{noise[:1<<20], noise[len(noise)-1<<20:]} {
+		if _, err := states.Commit(t.Context(), []StateChange{{ID: "noise", Values: []turnstone.RecordChange{set("k", value)}}}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := states.Read(t.Context(), "noise"); err != nil || !bytes.Equal(got["k"], value) {
+			t.Error(len(got["k"]), err)
+		}
 	}
 	for key, want := range map[string]string{strings.Repeat("k", 507): "key bytes", "a\x00": `state "a\x00": the key has a zero byte`, "\xff": `state "\xff": the key is not UTF-8`} {
 		_, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{set(key, nil)}}})

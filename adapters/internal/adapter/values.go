@@ -15,9 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// kept are the types that values of state may have beside those that JSON has: bool, string, float64, int, []any and
-// map[string]any. Slices of all of these are kept as well, and maps of them by strings. Such a value is stored with the
-// name of its type.
+// kept has the types that a value of state may have, by their names. A value may also be a slice of these types, or a map
+// of them by strings.
 var kept = map[string]reflect.Type{}
 
 func init() {
@@ -52,7 +51,7 @@ func typeOf(name string) reflect.Type {
 	return nil
 }
 
-// hasAny reports whether values of a type have some of any type.
+// hasAny reports whether a type is any, or has any as the type of its elements, at whatever depth.
 func hasAny(t reflect.Type) bool {
 	for t != anyType {
 		if _, whole := kept[t.String()]; whole || t.Kind() != reflect.Slice && t.Kind() != reflect.Map {
@@ -63,16 +62,16 @@ func hasAny(t reflect.Type) bool {
 	return true
 }
 
-// typeField and valueField are the fields of a value that is stored with its type. A map that has the first one is
-// stored as if it were of another type.
+// typeField and valueField are the fields of the JSON object that stands for a value whose type JSON does not show. A map
+// that has the key typeField itself is stored in such an object as well.
 const typeField, valueField = "$type", "value"
 
 // maxDepth is how deep a value may be.
 const maxDepth = 1000
 
-// Marshal returns a value of state as JSON from which Unmarshal returns the same one, of the same type. It refuses what
-// is of a type that is not among those that are kept, and text that is not UTF-8. A number with a fraction or an exponent
-// is a float64, and another one is an int.
+// Marshal returns a value of state as JSON. Unmarshal returns the same value from it, of the same type. A float64 is
+// written with a fraction or an exponent, and an int without. Marshal refuses types that are not kept, and text that is
+// not UTF-8.
 func Marshal(v any) ([]byte, error) { return appendValue(nil, v, 0) }
 
 func appendValue(b []byte, v any, depth int) ([]byte, error) {
@@ -201,7 +200,7 @@ func typed(v any) (any, error) {
 			if value, found := v[valueField]; found {
 				if of, err := ofType(name, value); err == nil {
 					return of, nil
-				} // Somebody else has written it, and means something of his own.
+				} // Somebody else has written this map, and $type means something else there.
 			}
 		}
 		return v, eachTyped(nil, v)
@@ -304,7 +303,7 @@ func JSON(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Where a text is not UTF-8, json.Marshal writes an escape. What the caller gives as JSON may have it as well.
+	// json.Marshal writes \ufffd for bytes that are not UTF-8. A json.RawMessage of the caller may have the same escape.
 	if !utf8.Valid(b) || bytes.Contains(b, []byte(`\ufffd`)) {
 		if err := checkTexts(reflect.ValueOf(v), 0); err != nil {
 			return nil, err
@@ -316,7 +315,7 @@ func JSON(v any) ([]byte, error) {
 // checkTexts returns an error if a text within a value is not UTF-8.
 func checkTexts(v reflect.Value, depth int) error {
 	if depth++; depth > maxDepth || !v.IsValid() {
-		return nil // json.Marshal has seen the end of it.
+		return nil // json.Marshal has refused what has no end.
 	}
 	switch v.Kind() {
 	case reflect.String:
