@@ -483,3 +483,31 @@ def test_what_tasks_put_at_once_is_stored_together(store: str) -> None:
                 s.get(("a",), "good")
 
     asyncio.run(run())
+
+
+def noise(size: int) -> str:
+    """Returns text that the store does not compress."""
+    return random.Random(size).randbytes(size // 2).hex()
+
+
+def test_items_that_do_not_compress_are_stored_and_one_that_is_too_large_fails_alone(memory: TurnstoneStore, store: str) -> None:
+    large = {"text": noise(1_500_000)}
+    memory.put(("a",), "k", large)
+    found = memory.get(("a",), "k")
+    assert found
+    assert found.value == large
+    with pytest.raises(turnstonedb.InvalidError, match="bytes"):
+        memory.put(("a",), "k", {"text": noise(3_000_000)})
+    assert memory.get(("a",), "k") == found
+    memory.batch([PutOp(("b",), str(i), {"text": noise(50_000 + i)}) for i in range(100)])
+    assert len(memory.search(("b",), limit=1000)) == 100
+
+    async def tasks() -> list[Any]:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
+            s = AsyncTurnstoneStore(c)
+            puts = [s.aput(("c",), str(i), {"text": noise(50_000 + i)}) for i in range(100)]
+            return await asyncio.gather(*puts, s.aput(("c",), "large", {"text": noise(3_000_000)}), return_exceptions=True)
+
+    *stored, failed = asyncio.run(tasks())
+    assert (stored, type(failed)) == ([None] * 100, turnstonedb.InvalidError)
+    assert len(memory.search(("c",), limit=1000)) == 100

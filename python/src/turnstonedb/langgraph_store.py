@@ -7,8 +7,8 @@
         graph = builder.compile(store=TurnstoneStore(db))
 
 Items are records of one session, which retains all revisions, so that nothing prunes or deletes it. Of two puts of one item at once the later one counts.
-A batch that changes up to 200 records is stored whole or not at all: an item is one record, and one more for each 60 KiB if it does not fit, and those
-that it replaces count. A value is JSON: a map with keys that are text, without NaN, dates and other objects.
+A batch that changes up to 200 records and has up to 1 MiB is stored whole or not at all: an item is one record, and one more for each 60 KiB if it does not
+fit, and those that it replaces count. A value is JSON: a map with keys that are text, without NaN, dates and other objects.
 
 `search` and `list_namespaces` read all items below the prefix that they are given. A filter's name may lead into a map: `user.name`.
 
@@ -51,7 +51,7 @@ from ._filter import has_all
 from ._index import Index, Vectors, by_score
 from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
-from .errors import Error, NotFoundError, RecordConflictError
+from .errors import Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and 
 _MAX_LABEL, _MAX_NAMESPACE, _MAX_KEY = 60, 250, 200  # bytes within a record's key; a longer label or key is hashed
 _MAX_RECORD = 60 << 10
 _MAX_REST = 100  # records that have the value of a large item
-_MAX_CHANGES = 200  # records changed at once, unless it is one item
+_MAX_CHANGES, _MAX_BYTES = 200, 1 << 20  # records changed at once, and bytes of their items, unless it is one item
 _MAX_NAMES = 8 << 10  # bytes of namespace and key together, as JSON
 
 Place = tuple[tuple[str, ...], str]
@@ -199,11 +199,13 @@ class _Steps:
         old = yield from self._found(list(contents))
         waiting = list(contents)
         while waiting:
-            some = 0
+            some = size = 0
             changes: list[RecordChange] = []
             for place in waiting:
-                more = _changes(place, contents[place], old.get(place))
-                if some and len(changes) + len(more) > _MAX_CHANGES:
+                content = contents[place]
+                size += len(content.bytes) if content else 0
+                more = _changes(place, content, old.get(place))
+                if some and (len(changes) + len(more) > _MAX_CHANGES or size > _MAX_BYTES):
                     break
                 some += 1
                 changes += more
@@ -433,13 +435,24 @@ class _Round:
         while self.waiting:
             some, self.waiting = self.waiting[:_MAX_CHANGES], self.waiting[_MAX_CHANGES:]
             try:
-                result = await do([asked for asked, _ in some])
-            except Exception as e:
-                for _, turn in some:
-                    if not turn.done():
-                        turn.set_exception(e)
-            else:
-                for _, turn in some:
-                    if not turn.done():
-                        turn.set_result(result)
+                await _answer(do, some)
+            except InvalidError:  # One of them is too large, which is no fault of the others.
+                for one in some:
+                    await _answer(do, [one])
         end()
+
+
+async def _answer(do: Callable[[list[Any]], Awaitable[Any]], some: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+    """Calls a function, and gives its result or its error to all who wait for it. Of several, none gets an InvalidError, which is raised."""
+    try:
+        result = await do([asked for asked, _ in some])
+    except Exception as e:
+        if isinstance(e, InvalidError) and len(some) > 1:
+            raise
+        for _, turn in some:
+            if not turn.done():
+                turn.set_exception(e)
+    else:
+        for _, turn in some:
+            if not turn.done():
+                turn.set_result(result)
