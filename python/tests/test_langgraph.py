@@ -604,3 +604,13 @@ def test_the_history_of_a_channel_is_what_the_walk_of_langgraph_finds(db: turnst
         saver.put(made[-1], c, {}, {})  # A ring, perhaps: the walk ends.
         saver.get_delta_channel_history(config=made[-1], channels=["none"])
     assert len(calls) == 20 * 31
+
+
+def test_many_writes_that_do_not_compress_are_stored(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    config = entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    writes = [("a", random.Random(i).randbytes(50_000)) for i in range(100)]
+    saver.put_writes(config, writes, "task")
+    t = saver.get_tuple(config)
+    assert t
+    assert [w[2] for w in t.pending_writes or []] == [w[1] for w in writes]

@@ -60,6 +60,8 @@ const maxRecords = 200;
 const repeats = 3;
 /** Sessions and checkpoints of which a saver remembers a few words. */
 const maxKnown = 10_000;
+/** Bytes of the values of records that are changed at once. */
+const maxBytes = 1 << 20;
 /** Checkpoints that are read at once. */
 const maxPage = 50;
 /** Characters of metadata, as JSON, in the record of a checkpoint. */
@@ -574,8 +576,9 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 					this.#heads.delete(session.id);
 					fresh = [];
 				} else {
-					await session.changeRecords([...guard, ...left.slice(0, maxRecords)]);
-					left = left.slice(maxRecords);
+					const some = fitting(left);
+					await session.changeRecords([...guard, ...some]);
+					left = left.slice(some.length);
 				}
 			} catch (e) {
 				if (e instanceof RecordConflictError) {
@@ -593,6 +596,16 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			}
 		}
 	}
+}
+
+/** Returns the first changes: as many as fit one request. */
+function fitting(changes: RecordChange[]): RecordChange[] {
+	let size = 0;
+	const end = changes.findIndex((c, i) => {
+		if (c.action === "set") size += c.value.length;
+		return i > 0 && (i >= maxRecords || size > maxBytes);
+	});
+	return end < 0 ? changes : changes.slice(0, end);
 }
 
 /** A map that forgets what it was given first. */

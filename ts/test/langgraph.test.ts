@@ -344,3 +344,13 @@ test("what goes on from a thread that was deleted is refused", async () => {
 		}
 	}
 });
+
+test("many writes that do not compress are stored", async () => {
+	const saver = new TurnstoneSaver(await open());
+	const at = { configurable: { thread_id: "t", checkpoint_ns: "" } };
+	const empty = { v: 4, id: "1", ts: "", channel_values: {}, channel_versions: {}, versions_seen: {} };
+	const config = await saver.put(at, empty, { source: "loop", step: 0, parents: {} }, {});
+	const writes = Array.from({ length: 100 }, (): [string, unknown] => ["a", randomBytes(35_000).toString("base64")]);
+	await saver.putWrites(config, writes, "task");
+	expect((await saver.getTuple(config))?.pendingWrites?.map((w) => w[2])).toEqual(writes.map((w) => w[1]));
+});

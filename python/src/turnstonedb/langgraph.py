@@ -61,7 +61,7 @@ _MAX_RECORD = 60 << 10  # of a write within a record; a larger one is a node
 _KEPT = "latest"  # the name that keeps the revision of the latest checkpoint, whatever is pruned
 _GONE = ("session-not-found", "session-deleted", "record-not-found", "revision-pruned")  # kinds of errors
 _REPEATS = 3  # of a change that may be made more than once
-_MAX_RECORDS = 200  # changed at once
+_MAX_RECORDS, _MAX_BYTES = 200, 1 << 20  # changed at once, and bytes of their values
 _MAX_PAGE = 50  # checkpoints that are read at once
 _MAX_METADATA = 2000  # characters of metadata, as JSON, in the record of a checkpoint
 _MAX_SEEN, _MAX_SEEN_BYTES = 64, 1 << 20  # sessions whose last checkpoint is remembered, and bytes of each
@@ -133,6 +133,16 @@ def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
     """Returns as many places as are read at once, and the rest."""
     n = _MAX_PAGE if limit is None else min(limit, _MAX_PAGE)
     return places[:n], places[n:]
+
+
+def _fitting(changes: list[RecordChange]) -> list[RecordChange]:
+    """Returns the first changes: as many as fit one request."""
+    size = 0
+    for i, c in enumerate(changes[:_MAX_RECORDS]):
+        size += len(c.value or b"")
+        if i > 0 and size > _MAX_BYTES:
+            return changes[:i]
+    return changes[:_MAX_RECORDS]
 
 
 class _Recent(dict[K, V]):
@@ -555,7 +565,7 @@ class _Steps:
         repeats = 0
         while fresh or changes:
             guard = (yield from self._guard(thread, ns, born)) if born is not None else []
-            some = changes[:_MAX_RECORDS]
+            some = _fitting(changes)
             try:
                 if fresh:
                     commit = Commit("any", fresh, turn=secrets.token_hex(16), records=guard)
@@ -564,7 +574,7 @@ class _Steps:
                     fresh = []
                 else:
                     yield _calls.change_records(target, guard + some)
-                    changes = changes[_MAX_RECORDS:]
+                    changes = changes[len(some) :]
             except RecordConflictError as e:
                 if e.key == _LATEST:
                     self._latest.pop(id, None)
