@@ -17,115 +17,119 @@ package importer
 
 // A response is one answer of the model, with the results of its calls.
 type response struct {
-	tail    string            // uuid of the last line of the chain
-	results map[string]string // uuids of results, by the id of the call
+	tail    int            // the last event of the chain
+	results map[string]int // events with results, by the id of the call
 }
 
-// chains has the chains of one conversation. Lines are known by their uuids.
+// chains has the chains of one conversation. Events are known by their indexes.
 type chains struct {
-	parents   map[string]string    // the parent of a line in the session
-	within    map[string]*response // the response that a line belongs to or follows
-	responses map[string]*response // by message id
+	before    map[int]int          // the event before each one of a chain
+	within    map[int]*response    // the response that an event belongs to or follows
+	responses map[string]*response // by the id that entries give
 	calls     map[string]*response // by id of the call
-	called    map[string][]string  // ids of the calls on a line
+	called    map[int][]string     // ids of the calls of an event
 }
 
 func newChains() *chains {
 	return &chains{
-		parents: map[string]string{}, within: map[string]*response{}, responses: map[string]*response{},
-		calls: map[string]*response{}, called: map[string][]string{},
+		before: map[int]int{}, within: map[int]*response{}, responses: map[string]*response{},
+		calls: map[string]*response{}, called: map[int][]string{},
 	}
 }
 
-// end returns parent, or the tail of the response that parent is in, if the chain to
-// parent does not pass the tail.
-func (c *chains) end(parent string) string {
-	r := c.within[parent]
+// end returns before, or the tail of the response that before is in, if the chain to
+// before does not pass the tail.
+func (c *chains) end(before int) int {
+	r := c.within[before]
 	if r == nil {
-		return parent
+		return before
 	}
-	for at := parent; c.within[at] == r; at = c.parents[at] {
+	for at := before; c.within[at] == r; at = c.before[at] {
 		if at == r.tail {
-			return parent
+			return before
 		}
 	}
 	return r.tail
 }
 
-// behind returns the end of parent's chain if a call on the way to parent has a result
-// that is not on the way. Otherwise it returns parent.
-func (c *chains) behind(parent string) string {
-	r := c.within[parent]
+// behind returns the end of the chain of the event before if a call on the way to it has a
+// result that is not on the way. Otherwise it returns before.
+func (c *chains) behind(before int) int {
+	r := c.within[before]
 	if r == nil {
-		return parent
+		return before
 	}
-	passed, calls := map[string]bool{}, []string(nil)
-	for at := parent; c.within[at] == r; at = c.parents[at] {
+	passed, calls := map[int]bool{}, []string(nil)
+	for at := before; c.within[at] == r; at = c.before[at] {
 		passed[at] = true
 		calls = append(calls, c.called[at]...)
 	}
 	for _, call := range calls {
-		if result := r.results[call]; result != "" && !passed[result] {
-			return c.end(parent)
+		if result, ok := r.results[call]; ok && !passed[result] {
+			return c.end(before)
 		}
 	}
-	return parent
+	return before
 }
 
-// add adds the next line, whose parent in the file is given, and returns the parent
-// that it has in the session.
-func (c *chains) add(r *record, parent string, turn bool) string {
-	calls, results := r.tools()
+// add adds the event at of an entry, which follows the event before in the file, and
+// returns the event that it follows in the session.
+func (c *chains) add(e *entry, before, at int) int {
+	if e.id == "" || before == noEvent && e.response == "" {
+		return before
+	}
 	switch {
-	case r.Type == "assistant" && r.Message.ID != "":
-		parent = c.addAnswer(r, parent, calls)
-	case len(results) > 0:
-		parent = c.addResults(r, parent, results)
+	case e.response != "":
+		before = c.addAnswer(e, before, at)
+	case len(e.results) > 0:
+		before = c.addResults(e, before, at)
 	default:
-		if !turn {
-			c.within[r.UUID] = c.within[parent]
+		if r := c.within[before]; r != nil && !e.turn {
+			c.within[at] = r
 		}
-		parent = c.behind(parent)
+		before = c.behind(before)
 	}
-	c.parents[r.UUID] = parent
-	return parent
+	if c.within[at] != nil {
+		c.before[at] = before
+	}
+	return before
 }
 
-// addAnswer adds a line of a response of the model.
-func (c *chains) addAnswer(r *record, parent string, calls []string) string {
-	of := c.responses[r.Message.ID]
-	if of == nil || of != c.within[parent] { // a new response, or a copy of one on another branch
-		parent = c.behind(parent)
-		of = &response{results: map[string]string{}}
-		c.responses[r.Message.ID] = of
+// addAnswer adds an event of a response of the model.
+func (c *chains) addAnswer(e *entry, before, at int) int {
+	of := c.responses[e.response]
+	if of == nil || of != c.within[before] { // a new response, or a copy of one on another branch
+		before = c.behind(before)
+		of = &response{results: map[string]int{}}
+		c.responses[e.response] = of
 	} else {
-		parent = c.end(parent)
+		before = c.end(before)
 	}
-	of.tail = r.UUID
-	c.within[r.UUID], c.called[r.UUID] = of, calls
-	for _, id := range calls {
+	of.tail = at
+	c.within[at], c.called[at] = of, e.calls
+	for _, id := range e.calls {
 		c.calls[id] = of
 	}
-	return parent
+	return before
 }
 
-// addResults adds a line with results of calls. It joins the chain if it has the first
+// addResults adds an event with results of calls. It joins the chain if it has the first
 // result of every call. Another result of a call begins a branch.
-func (c *chains) addResults(r *record, parent string, results []string) string {
-	around := c.within[parent]
+func (c *chains) addResults(e *entry, before, at int) int {
+	around := c.within[before]
 	if around == nil {
-		return parent
+		return before
 	}
-	for _, id := range results {
-		if c.calls[id] != around || around.results[id] != "" {
-			return parent
+	for _, id := range e.results {
+		if _, answered := around.results[id]; answered || c.calls[id] != around {
+			return before
 		}
 	}
-	parent = c.end(parent)
-	around.tail = r.UUID
-	c.within[r.UUID] = around
-	for _, id := range results {
-		around.results[id] = r.UUID
+	before = c.end(before)
+	around.tail = at
+	c.within[at] = around
+	for _, id := range e.results {
+		around.results[id] = at
 	}
-	return parent
+	return before
 }

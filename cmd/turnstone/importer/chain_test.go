@@ -65,8 +65,11 @@ func TestBranchesThatAUserMadeStay(t *testing.T) {
 {"type":"user","uuid":"u3","parentUuid":"a","sessionId":"s","message":{"role":"user","content":"between"}}
 `
 	parents := map[string]string{}
-	for _, e := range parse(t, "s.jsonl", data)[0].Events {
-		parents[e.Key] = e.Parent
+	all := parse(t, "s.jsonl", data)[0].Events
+	for _, e := range all {
+		if e.Before >= 0 {
+			parents[e.Key] = all[e.Before].Key
+		}
 	}
 	for key, want := range map[string]string{"a": "u", "b": "a", "r1": "b", "r2": "b", "u2": "r2", "u3": "a"} {
 		if parents[key] != want {
@@ -113,8 +116,11 @@ func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {
 				t.Errorf("%s: no results of %v on the active path", filepath.Base(f), ids)
 			}
 			for _, e := range r.Conversation.Events {
-				in := []byte(`"parentUuid":"` + e.Parent + `"`)
-				if e.Parent != "" && !e.Root && !bytes.Contains(e.Payload, in) && !bytes.Contains(e.Payload, bytes.Replace(in, []byte(":"), []byte(": "), 1)) {
+				if e.Before < 0 || e.Key == "" {
+					continue
+				}
+				in := []byte(`"parentUuid":"` + r.Conversation.Events[e.Before].Key + `"`)
+				if !bytes.Contains(e.Payload, in) && !bytes.Contains(e.Payload, bytes.Replace(in, []byte(":"), []byte(": "), 1)) {
 					moved++
 					if e.Turn {
 						t.Errorf("%s: message %s of the user was moved", filepath.Base(f), e.Key)

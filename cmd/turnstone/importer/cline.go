@@ -2,42 +2,26 @@ package importer
 
 import (
 	"cmp"
-	"encoding/json"
-	"fmt"
+
+	"github.com/tidwall/gjson"
 )
 
-// clineEvents reads ui_messages.json, an array of the events that Cline shows of a task.
-// The usage of a request is in the text of its event, which is JSON. Cline's other file,
-// with the messages that it sends to the model, is a chat.
-func (p *parser) clineEvents(items []json.RawMessage) {
-	c := Conversation{ID: p.stem, Format: "cline"}
-	for i, raw := range items {
-		var e struct {
-			Time      when   `json:"ts"`
-			Say       string `json:"say"`
-			Ask       string `json:"ask"`
-			Text      string `json:"text"`
-			ModelInfo struct {
-				Model string `json:"modelId"`
-			} `json:"modelInfo"`
+// cline is ui_messages.json of Cline and Roo Code, an array of the events that they show of a task. The usage of a
+// request is in the text of its event, which is JSON. Their other file, with the messages that they send to the
+// model, is a chat.
+var cline = &format{
+	name: "cline", about: "ui_messages.json and api_conversation_history.json of Cline and Roo Code",
+	line:  func(f *fields) bool { return f.has("ts") && (f.has("say") || f.has("ask")) },
+	field: places{time: "ts", model: "modelInfo.modelId,modelInfo.id"},
+	read: func(f *fields, e *entry) {
+		say, ask := f.text("say"), f.text("ask")
+		e.kind = clineKind(cmp.Or(say, ask), say == "", e.at == 0)
+		e.turn = e.kind == "user"
+		if say == "api_req_started" {
+			u := usageOf(gjson.Parse(f.text("text")))
+			e.usage = u.of(e.model)
 		}
-		if err := decode(raw, &e); err != nil {
-			p.fail(0, "event %d: %v", i, err)
-			return
-		}
-		ev := Event{Kind: clineKind(cmp.Or(e.Say, e.Ask), e.Ask != "", i == 0), Payload: compact(raw), Line: i, Time: e.Time.Time}
-		if !p.fits(0, fmt.Sprintf("event %d ", i), ev.Payload) {
-			return
-		}
-		ev.Turn = ev.Kind == "user"
-		c.Model = cmp.Or(e.ModelInfo.Model, c.Model)
-		var u usage
-		if e.Say == "api_req_started" && json.Unmarshal([]byte(e.Text), &u) == nil {
-			ev.Usage = u.of(c.Model)
-		}
-		c.Events = append(c.Events, ev)
-	}
-	p.out = append(p.out, c)
+	},
 }
 
 // clineKind returns the kind of an event. asked says that Cline asks the user. The first

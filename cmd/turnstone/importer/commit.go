@@ -35,7 +35,7 @@ const (
 
 // grow brings a session up to date with c: it saves the metadata, commits the new events, and
 // moves the leaf unless others went on from there. An older snapshot of the file changes
-// nothing; one with missing events only adds its new events.
+// nothing; one that a crash has torn only adds its new events.
 func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) error {
 	r.Session, r.Outcome = h.session.ID(), Unchanged
 	file, err := h.layout()
@@ -44,10 +44,10 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 	}
 	end, last := h.end(c)
 	passed := last < 0 || h.passed(end, &file)
-	r.Outcome = h.outcome(last, passed)
-	// A file with missing events says less about the leaf than a fuller one. It adds its
-	// new events and changes nothing else.
-	p := plan{keepsFile: c.Partial && len(c.Events) <= h.mark.events, last: last}
+	r.Outcome = h.outcome(c, last, passed)
+	// A torn file says less about the leaf than a fuller one. It adds its new events and
+	// changes nothing else.
+	p := plan{keepsFile: !h.begins(c) && c.torn > h.mark.torn && len(c.Events)-c.torn <= h.mark.events-h.mark.torn, last: last}
 	if passed || p.keepsFile {
 		p.last = -1
 	}
@@ -72,16 +72,16 @@ func (h *held) isOlder(c *Conversation, file *layout) bool {
 		return false
 	}
 	older := (&plan{c: c, h: h}).order()
-	return c.Partial || slices.Equal(older, file.Order[:min(len(older), len(file.Order))])
+	return slices.Equal(older, file.Order[:min(len(older), len(file.Order))])
 }
 
 // outcome returns the outcome of an import whose last event is last. If passed is set,
 // the leaf of the session stays.
-func (h *held) outcome(last int, passed bool) Outcome {
+func (h *held) outcome(c *Conversation, last int, passed bool) Outcome {
 	switch {
 	case h.fresh == 0 && passed:
 		return Updated
-	case passed || h.extends(last):
+	case passed || h.extends(last) || h.begins(c) && slices.Contains(h.ids, h.state.Leaf):
 		return Grown
 	}
 	return Branched
@@ -96,7 +96,7 @@ func (h *held) metadata(c *Conversation) head.Metadata {
 			m.Labels[key] = "" // the file does not have the field any more
 		}
 	}
-	if h.info.Name == "" {
+	if h.info.Name == "" || h.mark.name == nameSum(h.info.Name) { // an import has set the name
 		m.Name = c.Name
 	}
 	if h.info.Cwd == "" {
@@ -123,11 +123,11 @@ func (h *held) end(c *Conversation) (graph.ID, int) {
 // extends reports whether the new events on the path to event last follow the leaf of
 // the session.
 func (h *held) extends(last int) bool {
-	for i := last; i >= 0; i = h.before[i] {
+	for i := last; i >= 0; i = h.c.Events[i].Before {
 		if !h.ids[i].IsZero() {
 			return h.ids[i] == h.state.Leaf
 		}
-		if h.before[i] < 0 {
+		if h.c.Events[i].Before < 0 {
 			id, _ := h.parent(i)
 			return id == h.state.Leaf
 		}
@@ -269,7 +269,7 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 		if !p.h.isNew(i) {
 			continue
 		}
-		n := turnstone.NewNode{Kind: e.Kind, Key: e.Key, Payload: e.Payload, Parent: p.ref(p.h.before[i], made)}
+		n := turnstone.NewNode{Kind: e.Kind, Key: e.Key, Payload: e.Payload, Parent: p.ref(e.Before, made)}
 		if e.Key != "" && p.h.taken(e.Key) {
 			n.Key = e.versioned(p.revision + 1)
 		}

@@ -71,7 +71,7 @@ func read(t *testing.T, path string) []byte {
 func all(t *testing.T, dir string) []importer.Conversation {
 	var convs []importer.Conversation
 	for file := range sources(t, dir) {
-		cs, bad := importer.Parse(file, read(t, filepath.Join(dir, file)))
+		cs, bad := parseFile(t, file, read(t, filepath.Join(dir, file)))
 		for _, b := range bad {
 			t.Error(b)
 		}
@@ -264,7 +264,7 @@ func TestGrowingPrompts(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	for _, f := range files {
-		convs, bad := importer.Parse(f, read(t, f))
+		convs, bad := parseFile(t, f, read(t, f))
 		if len(bad) > 0 || len(convs) != 1 {
 			t.Fatal(bad)
 		}
@@ -318,7 +318,7 @@ func TestCorpusOnDisk(t *testing.T) {
 			continue
 		}
 		data := read(t, filepath.Join(dir, file))
-		cs, bad := importer.Parse(file, data)
+		cs, bad := parseFile(t, file, data)
 		if len(bad) > 0 {
 			t.Fatal(bad)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -20,23 +21,27 @@ import (
 // file has changed.
 type stamp struct {
 	events int    // number of events
+	torn   int    // how many of them are bytes that can't be read
 	all    string // hash of the events, as digest makes it
 	about  string // hash of everything else in the conversation
+	name   string // hash of the name
 }
 
-func (s stamp) String() string { return fmt.Sprintf("%d:%s:%s", s.events, s.all, s.about) }
+func (s stamp) String() string {
+	return fmt.Sprintf("%d:%d:%s:%s:%s", s.events, s.torn, s.all, s.about, s.name)
+}
 
 // parseStamp is the inverse of String. It returns the zero stamp for a record that is
 // missing or malformed.
 func parseStamp(record []byte) (s stamp) {
 	fields := strings.Split(string(record), ":")
-	if len(fields) != 3 {
+	if len(fields) != 5 {
 		return stamp{}
 	}
-	if _, err := fmt.Sscan(fields[0], &s.events); err != nil {
+	if _, err := fmt.Sscan(fields[0]+" "+fields[1], &s.events, &s.torn); err != nil {
 		return stamp{}
 	}
-	s.all, s.about = fields[1], fields[2]
+	s.all, s.about, s.name = fields[2], fields[3], fields[4]
 	return s
 }
 
@@ -48,7 +53,7 @@ func (c *Conversation) digest(n int) string {
 	h := sha256.New()
 	for i := range c.Events[:n] {
 		e := &c.Events[i]
-		fmt.Fprintf(h, "%q %q %q %v %d\n", e.Key, e.Kind, e.Parent, e.Root, len(e.Payload))
+		fmt.Fprintf(h, "%q %q %d %d\n", e.Key, e.Kind, e.Before, len(e.Payload))
 		h.Write(e.Payload)
 	}
 	return sum(h)
@@ -65,7 +70,14 @@ func (c *Conversation) seal() {
 		fmt.Fprintf(h, "%d\n", len(part))
 		h.Write(part)
 	}
-	c.stamp = stamp{events: len(c.Events), all: c.digest(len(c.Events)), about: sum(h)}
+	c.stamp = stamp{events: len(c.Events), torn: c.torn, all: c.digest(len(c.Events)), about: sum(h), name: nameSum(c.Name)}
+}
+
+// nameSum returns a hash of the name of a session, by which an import knows whether the name is of an import.
+func nameSum(name string) string {
+	h := sha256.New()
+	io.WriteString(h, name)
+	return sum(h)[:8]
 }
 
 // noTime makes a Clock tell the present time.
@@ -92,11 +104,12 @@ type held struct {
 	marked  turnstone.RecordVersion // of the record with it
 	own     []turnstone.Node        // the nodes of state.Nodes that the session did not inherit from its parent
 
+	c *Conversation
+
 	// These have an element for each event of the conversation.
-	before []int      // index of the event's parent among the events, or noEvent, or forkNode
-	ids    []graph.ID // node that holds the event; zero if the event is new; its parent's node if it is gone
-	gone   []bool     // the event was imported earlier, and its node was tombstoned since
-	moved  []bool     // the event is new here, but the session has it under another parent, where its usage was counted
+	ids   []graph.ID // node that holds the event; zero if the event is new; its parent's node if it is gone
+	gone  []bool     // the event was imported earlier, and its node was tombstoned since
+	moved []bool     // the event is new here, but the session has it under another parent, where its usage was counted
 
 	fresh  int             // number of events that are new
 	other  int             // number of own nodes that hold no event
@@ -157,7 +170,7 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	if err := h.load(ctx); err != nil {
 		return nil, err
 	}
-	h.link(c)
+	h.c = c
 	left := h.match(c)
 	for _, nodes := range left {
 		h.other += len(nodes)
@@ -249,37 +262,10 @@ func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
 // isNew reports whether event i is to be written: it has no node, and had none.
 func (h *held) isNew(i int) bool { return h.ids[i].IsZero() && !h.gone[i] }
 
-// link sets before: it finds the parent of every event.
-func (h *held) link(c *Conversation) {
-	h.before = make([]int, len(c.Events))
-	at := map[string]int{}
-	for i := range c.Events {
-		e := &c.Events[i]
-		j, known := at[e.Parent]
-		switch {
-		case c.Attached && e.Root && e.Parent == c.ForkKey:
-			h.before[i] = forkNode
-		case e.Root:
-			h.before[i] = noEvent
-		case e.Parent == "" && i == 0 && c.Attached:
-			h.before[i] = forkNode
-		case e.Parent == "":
-			h.before[i] = i - 1 // noEvent for the first one
-		case known:
-			h.before[i] = j
-		default:
-			h.before[i] = noEvent
-		}
-		if e.Key != "" {
-			at[e.Key] = i
-		}
-	}
-}
-
 // parent returns the node that is the parent of event i. ok is false if the session does
 // not have that node yet.
 func (h *held) parent(i int) (id graph.ID, ok bool) {
-	switch j := h.before[i]; j {
+	switch j := h.c.Events[i].Before; j {
 	case noEvent:
 		return graph.ID{}, true
 	case forkNode:

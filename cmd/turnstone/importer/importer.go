@@ -17,6 +17,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
@@ -39,7 +42,7 @@ type Conversation struct {
 	Identity string
 	Format   string
 	File     string
-	Name     string // the beginning of the first user message
+	Name     string // the title that the file gives, or the beginning of the first user message
 	Model    string // the last model that the file names
 	Cwd      string
 	// Parent is the Identity of the parent conversation, which may be in another file.
@@ -61,13 +64,14 @@ type Conversation struct {
 	// Totals is the usage of the whole conversation, if the file reports it. The part
 	// of it that the events don't report is committed with the last event.
 	Totals []head.Usage
-	// Partial says that places of the file could not be read. Events may be missing.
-	Partial bool
+	// Mended counts the faults of the file that were mended, in the first conversation of the file.
+	Mended map[Mend]int
 
-	kin   kin            // how a session is recognized as this conversation
-	began time.Time      // when the conversation began; zero if the file does not say
-	gaps  map[int]string // the bytes before each line; see layout.Gaps
-	stamp stamp          // identifies the content
+	kin   kin       // how a session is recognized as this conversation
+	began time.Time // when the conversation began; zero if the file does not say
+	torn  int       // number of events that are bytes that can't be read
+	gaps  gaps      // the bytes between the events in the file; nil if they are not known
+	stamp stamp     // identifies the content
 }
 
 // An Event is the content for one node.
@@ -76,11 +80,9 @@ type Event struct {
 	Kind    string
 	Payload []byte
 	Line    int // position in the file, for its order; 0-based
-	// Parent is the key of the parent event; "" means the event before in Events.
-	// If Root is set, the event has no parent in this conversation, and Parent may be
-	// the ForkKey of an attached conversation.
-	Parent string
-	Root   bool
+	// Before is the index of the event that this one follows, which is an earlier one. It is noEvent for the
+	// beginning of a tree, and forkNode for an event that goes on from the ForkKey of an attached conversation.
+	Before int
 
 	Turn bool      // begins a turn
 	Step bool      // begins a step: a burst of the assistant with the results of its tools
@@ -143,30 +145,27 @@ func Read(r io.Reader) ([]byte, error) {
 // sniffed is the number of bytes by which binary decides.
 const sniffed = 4 << 10
 
-// binary reports whether a file with the given beginning is binary. Text has no zero
-// bytes, few control characters, and few bytes that are not UTF-8.
+// binary reports whether a file with the given beginning is binary: a tenth of it is zero bytes, control
+// characters and bytes that are not UTF-8, and no object begins in it. A crash can leave zero bytes in a transcript.
 func binary(begin []byte) bool {
-	begin = begin[:min(len(begin), sniffed)]
+	begin = bytes.TrimLeft(begin[:min(len(begin), sniffed)], "\x00")
 	strange := 0
 	for i := 0; i < len(begin); {
 		r, n := utf8.DecodeRune(begin[i:])
-		if r == 0 {
-			return true
-		}
 		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' && r != 0x1b {
 			strange++
 		}
 		i += n
 	}
-	return strange > 3 && strange*10 > len(begin)
+	return strange > 3 && strange*10 > len(begin) && !bytes.Contains(begin, []byte(`{"`))
 }
 
 // A parser collects the conversations of a file.
 type parser struct {
-	file string         // the name that the user gave
-	path string         // identifies the file; empty for standard input
-	stem string         // the base name without the extensions of formats
-	gaps map[int]string // for a file of lines, the bytes before each line; see layout.Gaps
+	file string // the name that the user gave
+	path string // identifies the file; empty for standard input
+	stem string // the base name without the extensions of formats
+	data []byte
 	out  []Conversation
 	bad  []*BadInput
 }
@@ -178,26 +177,22 @@ func (p *parser) fail(line int, format string, args ...any) {
 
 // Parse reads the content of a file in any of the formats. It returns all that it could
 // read, and the places that it could not read. The name of the file is "-" for standard
-// input.
-func Parse(file string, data []byte) ([]Conversation, []*BadInput) {
-	p := &parser{file: file, stem: stem(file), path: fullPath(file)}
+// input. If ctx ends, Parse returns its error.
+//
+// Lines that are torn, joined, repeated, or linked to parents that are not there are mended; see Mend.
+func Parse(ctx context.Context, file string, data []byte) ([]Conversation, []*BadInput, error) {
+	p := &parser{file: file, stem: stem(file), path: fullPath(file), data: data}
 	if file == "-" {
 		p.file, p.stem = "stdin", "stdin"
 	}
-	if binary(data) {
-		p.fail(0, "%v", errBinary)
-		return nil, p.bad
+	if err := p.parse(ctx); err != nil {
+		return nil, nil, err
 	}
-	p.parse(data)
-	partial := len(p.bad) > 0
 	seen := map[string]int{}
 	out := p.out[:0]
 	for i := range p.out {
 		c := &p.out[i]
-		c.File, c.Partial = filepath.Base(p.file), partial
-		if partial {
-			c.gaps = nil // they don't fit, because lines are missing
-		}
+		c.File = filepath.Base(p.file)
 		if seen[c.ID]++; seen[c.ID] > 1 { // the file has the id twice
 			c.ID = fmt.Sprintf("%s~%d", c.ID, seen[c.ID])
 		}
@@ -207,29 +202,189 @@ func Parse(file string, data []byte) ([]Conversation, []*BadInput) {
 			out = append(out, *c)
 		}
 	}
-	return out, p.bad
-}
-
-// parse reads the content of a text file.
-func (p *parser) parse(data []byte) {
-	text := bytes.TrimPrefix(data, []byte(mark))
-	switch trimmed := bytes.TrimSpace(text); {
-	case len(trimmed) == 0:
-		p.fail(0, "is empty")
-	case trimmed[0] == '[' && json.Valid(text):
-		p.array(text)
-	case trimmed[0] == '{' && json.Valid(text):
-		p.object(text)
-	default:
-		p.lines(text)
-	}
-	if p.gaps != nil && len(text) < len(data) {
-		p.gaps[0] = mark + p.gaps[0]
-	}
+	return out, p.bad, nil
 }
 
 // mark is the byte-order mark that some editors write at the beginning of a file.
 const mark = "\ufeff"
+
+// parse reads the data.
+func (p *parser) parse(ctx context.Context) error {
+	text := bytes.TrimPrefix(p.data, []byte(mark))
+	trimmed := bytes.Trim(text, " \t\r\n\x00")
+	switch {
+	case len(trimmed) == 0:
+		p.fail(0, "is empty")
+	case binary(p.data):
+		p.fail(0, "%v", errBinary)
+	case trimmed[0] == '[' && valid(text):
+		p.array(text)
+	case trimmed[0] == '{' && valid(text) && p.object(text):
+	default:
+		return p.lines(ctx)
+	}
+	return nil
+}
+
+// object reads a file that is one conversation as a JSON object. It returns false if no format knows it.
+func (p *parser) object(text []byte) bool {
+	f := parseFields(text)
+	t := formatOf(f)
+	if t == nil || t.inLines || !t.is(t.whole, f) {
+		return false
+	}
+	p.whole(t, text, p.stem, 0)
+	p.keepEnds(text)
+	return true
+}
+
+// array reads a file that is one JSON array: of conversations, or of what one consists of.
+func (p *parser) array(text []byte) {
+	first := gjson.GetBytes(text, "0")
+	if !first.IsObject() {
+		p.fail(0, "is an array, but not of messages or conversations")
+		return
+	}
+	f := parseFields([]byte(first.Raw))
+	switch t := formatOf(f); {
+	case t == nil:
+		p.fail(0, "%s", unknownFormat)
+	case t.is(t.whole, f):
+		gjson.ParseBytes(text).ForEach(func(i, v gjson.Result) bool {
+			if v.IsObject() {
+				p.whole(t, text[v.Index:v.Index+len(v.Raw)], fmt.Sprintf("%s/%s", p.stem, i.Raw), 0)
+			} else {
+				p.fail(0, "element %s: %v", i.Raw, errObject)
+			}
+			return true
+		})
+	case t.own != nil:
+		t.own(p, text, p.stem, 0)
+	default:
+		p.elements(t, text, gjson.ParseBytes(text), p.stem, 0)
+	}
+	p.keepEnds(text)
+}
+
+const unknownFormat = "unknown format; `turnstone import --help` lists those that are known"
+
+// lines reads a file of JSON lines. The first object whose format is known decides the format of the file.
+func (p *parser) lines(ctx context.Context) error {
+	s := splitter{data: p.data, begin: len(p.data) - len(bytes.TrimPrefix(p.data, []byte(mark)))}
+	if err := s.split(ctx); err != nil {
+		return err
+	}
+	var t *format
+	whole := false
+	for i := range s.pieces {
+		if s.pieces[i].broken == "" && t == nil {
+			f := parseFields(s.pieces[i].raw)
+			if t = formatOf(f); t != nil {
+				whole = t.is(t.whole, f)
+			}
+		}
+	}
+	switch {
+	case t == nil && len(s.pieces) == 0:
+		p.fail(0, "is not finished")
+	case t == nil:
+		p.fail(s.pieces[0].line, "%s", unknownFormat)
+	case whole:
+		for _, at := range s.pieces {
+			if at.broken != "" {
+				p.fail(at.line, "%s", at.broken)
+			} else {
+				p.whole(t, at.raw, fmt.Sprintf("%s/%d", p.stem, at.line-1), at.line)
+			}
+		}
+	default:
+		entries := make([]*entry, len(s.pieces))
+		for i := range s.pieces {
+			if i%1000 == 0 && ctx.Err() != nil {
+				return ctx.Err()
+			}
+			entries[i] = t.entry(s.pieces[i], i)
+		}
+		talks := t.build(p.stem, entries)
+		for m, n := range s.mended {
+			talks[0].Mended[m] += n
+		}
+		p.take(talks, s.gaps)
+	}
+	return nil
+}
+
+// take takes over conversations of a file. gaps has the bytes between their events, if they are one.
+func (p *parser) take(talks []*talk, between gaps) {
+	for _, k := range talks {
+		if len(talks) == 1 {
+			k.gaps = between
+		}
+		p.out = append(p.out, k.Conversation)
+	}
+}
+
+// whole reads an object that is a conversation.
+func (p *parser) whole(t *format, raw []byte, id string, line int) {
+	if t.own != nil {
+		t.own(p, raw, id, line)
+		return
+	}
+	p.list(t, raw, id, line)
+}
+
+// list reads an object that has a conversation as a list.
+func (p *parser) list(t *format, raw []byte, id string, line int) {
+	f := parseFields(raw)
+	of := &t.of
+	c := p.elements(t, raw, f.get(split(t.items)...), cmp.Or(f.at(of.session), id), line)
+	if c == nil {
+		return
+	}
+	if t.unique && f.at(of.session) != "" {
+		c.Identity = own(t.name, c.ID)
+	}
+	c.Name = cmp.Or(tidy(f.at(of.title)), c.Name)
+	c.Model = cmp.Or(f.text("model"), c.Model, f.at(of.model))
+	c.Totals = f.usage(c.Model, split(of.usage)...)
+	c.began = f.time(split(of.time)...).Time
+	if list, _, _ := strings.Cut(t.items, ","); f.has(list) {
+		c.outside(raw, list)
+	}
+}
+
+// elements reads the elements of a list in raw: an array, or the values of an object. The bytes of raw before,
+// between and behind them are the gaps. It returns nil if an element can't be stored.
+func (p *parser) elements(t *format, raw []byte, list gjson.Result, id string, line int) *Conversation {
+	var entries []*entry
+	between, end, ok := gaps{}, 0, true
+	list.ForEach(func(_, v gjson.Result) bool {
+		at := piece{line: line, raw: raw[v.Index : v.Index+len(v.Raw)]}
+		ok = ok && p.fits(line, fmt.Sprintf("element %d ", len(entries)), at.raw)
+		if !v.IsObject() {
+			at.broken = MendUnknownKind
+		}
+		between.set(len(entries), raw[end:v.Index])
+		end = v.Index + len(v.Raw)
+		entries = append(entries, t.entry(at, len(entries)))
+		return true
+	})
+	if !ok {
+		return nil
+	}
+	between.set(len(entries), raw[end:])
+	talks := t.build(id, entries)
+	p.take(talks, between)
+	return &p.out[len(p.out)-len(talks)]
+}
+
+// keepEnds adds to the gaps of a file's only conversation what stands before and behind its text.
+func (p *parser) keepEnds(text []byte) {
+	if len(p.out) != 1 || p.out[0].gaps == nil || len(text) == len(p.data) {
+		return
+	}
+	p.out[0].gaps.set(0, append([]byte(mark), p.out[0].gaps[0]...))
+}
 
 // storable reports whether a conversation is within the limits of a session, and notes
 // what is not. The check is here so that it fails before anything is written.
@@ -286,6 +441,11 @@ func (c *Conversation) finish() {
 	c.setSteps()
 	c.setTimes()
 	for i := range c.Events {
+		if c.Events[i].Kind == unreadable {
+			c.torn++
+		}
+	}
+	for i := range c.Events {
 		clipModels(c.Events[i].Usage)
 	}
 	clipModels(c.Totals)
@@ -330,108 +490,12 @@ func clipModels(all []head.Usage) {
 	}
 }
 
-// object reads a file that is one JSON object.
-func (p *parser) object(data []byte) {
-	var top struct {
-		Simulations json.RawMessage `json:"simulations"`
-		History     json.RawMessage `json:"history"`
-		Trajectory  json.RawMessage `json:"trajectory"`
-		Messages    json.RawMessage `json:"messages"`
-		Instruction json.RawMessage `json:"instruction"`
-	}
-	if err := json.Unmarshal(data, &top); err != nil {
-		// The file may be one line of a format that has these fields with other types.
-		p.lines(data)
-		return
-	}
-	switch {
-	case top.Simulations != nil:
-		p.tau2(data)
-	case top.History != nil && top.Instruction == nil:
-		p.swe(data)
-	case top.Messages != nil && top.Messages[0] == '[':
-		p.chat(p.stem, data, 0)
-	default:
-		p.lines(data)
-	}
-}
-
-// array reads a file that is one JSON array.
-func (p *parser) array(data []byte) {
-	var items []json.RawMessage
-	if err := json.Unmarshal(data, &items); err != nil {
-		p.fail(0, "%v", err)
-		return
-	}
-	if len(items) == 0 {
-		p.fail(0, "is an empty array")
-		return
-	}
-	var first element
-	if err := json.Unmarshal(items[0], &first); err != nil {
-		p.fail(0, "array whose elements are not messages or conversations")
-		return
-	}
-	switch first.format() {
-	case "tau":
-		p.tau(items)
-	case "chats":
-		for i, it := range items {
-			p.chat(fmt.Sprintf("%s/%d", p.stem, i), it, 0)
-		}
-	case "messages":
-		if c, ok := p.messages(p.stem, "openai", items, 0); ok {
-			p.out = append(p.out, c)
-		}
-	case "openhands":
-		c := Conversation{ID: p.stem, Format: "openhands"}
-		if p.openhandsEvents(&c, items, 0) {
-			p.out = append(p.out, c)
-		}
-	case "cline":
-		p.clineEvents(items)
-	default:
-		p.fail(0, "unknown format: array of objects without role, messages or traj")
-	}
-}
-
-// An element has the fields that distinguish the elements of arrays.
-type element struct {
-	Traj        json.RawMessage `json:"traj"`
-	Messages    json.RawMessage `json:"messages"`
-	Role        *string         `json:"role"`
-	Action      json.RawMessage `json:"action"`
-	Observation json.RawMessage `json:"observation"`
-	Say         json.RawMessage `json:"say"`
-	Ask         json.RawMessage `json:"ask"`
-}
-
-// format returns the format of arrays that begin with such an element, or "".
-func (e *element) format() string {
-	switch {
-	case e.Traj != nil:
-		return "tau"
-	case e.Messages != nil:
-		return "chats"
-	case e.Role != nil:
-		return "messages"
-	case e.Action != nil || e.Observation != nil:
-		return "openhands"
-	case e.Say != nil || e.Ask != nil:
-		return "cline"
-	}
-	return ""
-}
-
 var errObject = errors.New("is not a JSON object")
 
 // decode decodes one JSON object into v. Its errors are for people.
 func decode(raw []byte, v any) error {
-	t := bytes.TrimSpace(raw)
-	if len(t) == 0 || t[0] != '{' {
-		if json.Valid(t) {
-			return errObject
-		}
+	if t := bytes.TrimSpace(raw); (len(t) == 0 || t[0] != '{') && json.Valid(t) {
+		return errObject
 	}
 	err := json.Unmarshal(raw, v)
 	var te *json.UnmarshalTypeError

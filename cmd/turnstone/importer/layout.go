@@ -2,6 +2,7 @@ package importer
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -29,10 +30,8 @@ type layout struct {
 	Order []int `json:"order,omitempty"`
 	// More has the positions of nodes that others committed between imports.
 	More []int `json:"more,omitempty"`
-	// Gaps has the bytes before each line, by the index of the line, and after the last
-	// line. It leaves out the usual gaps: one line feed between lines, and nothing before
-	// the first one.
-	Gaps map[int]string `json:"gaps,omitempty"`
+	// Gaps has the bytes before each node of the file, by its index, and after the last one.
+	Gaps gaps `json:"gaps,omitempty"`
 }
 
 // layout returns the content of LayoutPart after the last commit of the plan, or nil if
@@ -128,30 +127,22 @@ func (h *held) layout() (layout, error) {
 // For any other session these are all payloads, each on a line. state is the full graph
 // of the session, and part the content of its LayoutPart.
 func Write(w io.Writer, state *turnstone.State, part []byte) error {
-	nodes, gaps, err := lines(state, part)
+	nodes, between, err := lines(state, part)
 	if err != nil {
 		return err
 	}
 	out := bufio.NewWriter(w)
 	for i := range nodes {
-		gap := gaps[i]
-		if gap == "" && i > 0 {
-			gap = "\n"
-		}
 		// Flush returns the errors of writes.
-		_, _ = out.WriteString(gap)
+		_, _ = out.Write(between.before(i))
 		_, _ = out.Write(nodes[i].Payload)
 	}
-	end, ok := gaps[len(nodes)]
-	if !ok && len(nodes) > 0 {
-		end = "\n"
-	}
-	_, _ = out.WriteString(end)
+	_, _ = out.Write(between.before(len(nodes)))
 	return out.Flush()
 }
 
 // lines returns the nodes to write, in order, and the gaps between them.
-func lines(state *turnstone.State, part []byte) ([]turnstone.Node, map[int]string, error) {
+func lines(state *turnstone.State, part []byte) ([]turnstone.Node, gaps, error) {
 	set := layoutSet(state)
 	if part == nil || set == 0 {
 		return state.Nodes, nil, nil
@@ -177,8 +168,16 @@ func lines(state *turnstone.State, part []byte) ([]turnstone.Node, map[int]strin
 	if len(inherited) > 0 {
 		l.Gaps = nil // the file had the inherited lines as well
 	}
+	ofFile := len(file)
+	if l.Order != nil {
+		ofFile = len(l.Order)
+	}
 	file, err := l.arrange(file)
-	return slices.Concat(inherited, file, since), l.Gaps, err
+	all := slices.Concat(inherited, file, since)
+	if gap := l.Gaps.before(ofFile); len(all) > ofFile && len(inherited) == 0 && !bytes.HasSuffix(gap, []byte("\n")) {
+		l.Gaps[ofFile] = append(gap, '\n')
+	}
+	return all, l.Gaps, err
 }
 
 // layoutSet returns the revision that set the layout of a session. It returns 0 if there

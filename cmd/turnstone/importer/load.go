@@ -154,16 +154,9 @@ func inOrder(convs []Conversation) []*Conversation {
 	return order
 }
 
-// compareSnapshots orders snapshots by their numbers of events, and partial ones before
-// whole ones.
+// compareSnapshots orders snapshots by their numbers of events that can be read, and torn ones before whole ones.
 func compareSnapshots(a, b *Conversation) int {
-	if a.Partial && !b.Partial && len(a.Events) == len(b.Events) {
-		return -1
-	}
-	if b.Partial && !a.Partial && len(a.Events) == len(b.Events) {
-		return 1
-	}
-	return cmp.Compare(len(a.Events), len(b.Events))
+	return cmp.Or(cmp.Compare(len(a.Events)-a.torn, len(b.Events)-b.torn), cmp.Compare(b.torn, a.torn))
 }
 
 // Sessions yields the sessions that o selects, the most recently updated first.

@@ -112,7 +112,7 @@ func TestNothingOfARealFileIsDropped(t *testing.T) {
 	compared := 0
 	for name := range sources(t, dir) {
 		data := read(t, filepath.Join(dir, name))
-		convs, bad := importer.Parse(name, data)
+		convs, bad := parseFile(t, name, data)
 		if len(bad) > 0 {
 			t.Fatal(bad)
 		}

@@ -76,10 +76,20 @@ func verify(t *testing.T, st *turnstone.Store) {
 	}
 }
 
+// parseFile parses the content of a file.
+func parseFile(t *testing.T, file string, data []byte) ([]importer.Conversation, []*importer.BadInput) {
+	t.Helper()
+	convs, bad, err := importer.Parse(ctx, file, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return convs, bad
+}
+
 // parse parses a file without errors.
 func parse(t *testing.T, file, data string) []importer.Conversation {
 	t.Helper()
-	convs, bad := importer.Parse(file, []byte(data))
+	convs, bad := parseFile(t, file, []byte(data))
 	for _, b := range bad {
 		t.Error(b)
 	}
@@ -101,7 +111,7 @@ func load(t *testing.T, st *turnstone.Store, convs []importer.Conversation, o im
 // bringAll imports what can be read of a file, which an agent may be writing.
 func bringAll(t *testing.T, st *turnstone.Store, clock *importer.Clock, name, content string) []importer.Result {
 	t.Helper()
-	convs, _ := importer.Parse(name, []byte(content))
+	convs, _ := parseFile(t, name, []byte(content))
 	results := importer.Load(ctx, st, convs, importer.Options{Clock: clock})
 	for _, r := range results {
 		if r.Err != nil {

@@ -28,7 +28,7 @@ func TestTheFullestOfSeveralSnapshotsDecides(t *testing.T) {
 				st, clock := openClocked(t)
 				var convs []importer.Conversation
 				for _, i := range order {
-					cs, _ := importer.Parse(name, []byte(snapshots[i]))
+					cs, _ := parseFile(t, name, []byte(snapshots[i]))
 					if convs = append(convs, cs...); !together {
 						bring(t, st, clock, name, snapshots[i])
 					}

@@ -77,7 +77,7 @@ func TestP1_AnImportOfStandardInputThatWasCutOffIsFinishedByTheNext(t *testing.T
 	all := appended["plain.jsonl"]
 	for refused := 1; refused < 6; refused++ {
 		st, clock, stopped := stopping(t, refused)
-		convs, _ := importer.Parse("-", []byte(file(all)))
+		convs, _ := parseFile(t, "-", []byte(file(all)))
 		importer.Load(stopped(), st, convs, importer.Options{Clock: clock, BySteps: true})
 		for range 2 {
 			r := bring(t, st, clock, "-", file(all))

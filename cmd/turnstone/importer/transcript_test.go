@@ -109,7 +109,7 @@ func conversations(t *testing.T, dir string) (out []importer.Conversation) {
 		if err != nil {
 			return err
 		}
-		convs, _ := importer.Parse(path, data)
+		convs, _ := parseFile(t, path, data)
 		for _, c := range convs {
 			if !seen[c.ID] && len(c.Events) > 0 {
 				seen[c.ID] = true

@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A message has the fields of a message in the chat formats.
+// A message has the fields of a message of a benchmark's result.
 type message struct {
 	Role        string          `json:"role"`
 	Content     json.RawMessage `json:"content"`
@@ -25,116 +25,10 @@ type message struct {
 	Timestamp when `json:"timestamp"`
 	TS        when `json:"ts"`
 	CreatedAt when `json:"created_at"`
-
-	// Cline
-	Metrics struct {
-		Tokens *usage `json:"tokens"`
-	} `json:"metrics"`
-	ModelInfo struct {
-		Model string `json:"modelId"`
-	} `json:"modelInfo"`
-
-	// mini-swe-agent
-	Extra struct {
-		Response struct {
-			Model string `json:"model"`
-			Usage *usage `json:"usage"`
-		} `json:"response"`
-	} `json:"extra"`
-}
-
-// model returns the model that wrote the message, if the message says so.
-func (m *message) model() string { return cmp.Or(m.Model, m.ModelInfo.Model, m.Extra.Response.Model) }
-
-// used returns the usage that the message reports, as that of the given model.
-func (m *message) used(model string) []head.Usage {
-	for _, u := range []*usage{m.Usage, m.Metrics.Tokens, m.Extra.Response.Usage} {
-		if out := u.of(model); out != nil {
-			return out
-		}
-	}
-	return nil
 }
 
 // time returns the time of the message, or the zero time.
 func (m *message) time() time.Time { return first(m.Timestamp, m.TS, m.CreatedAt) }
-
-// UnmarshalJSON ignores values that are not usage. Other programs may have fields with
-// the same names, and usage is not essential to a transcript.
-func (u *usage) UnmarshalJSON(b []byte) error {
-	type plain usage
-	var v plain
-	if json.Unmarshal(b, &v) == nil {
-		*u = usage(v)
-	}
-	return nil
-}
-
-// usage has the fields in which OpenAI, Anthropic, pi, OpenHands and Cline report usage.
-type usage struct {
-	Model string `json:"model"`
-
-	Prompt     count `json:"prompt_tokens"`
-	Completion count `json:"completion_tokens"`
-	PromptInfo struct {
-		Cached count `json:"cached_tokens"`
-	} `json:"prompt_tokens_details"`
-	CompletionInfo struct {
-		Reasoning count `json:"reasoning_tokens"`
-	} `json:"completion_tokens_details"`
-
-	InputTokens   count `json:"input_tokens"`
-	OutputTokens  count `json:"output_tokens"`
-	CacheCreation count `json:"cache_creation_input_tokens"`
-	CacheRead     count `json:"cache_read_input_tokens"`
-
-	Input        count `json:"input"`
-	Output       count `json:"output"`
-	PiCacheRead  count `json:"cacheRead"`
-	PiCacheWrite count `json:"cacheWrite"`
-
-	HandsCacheRead  count `json:"cache_read_tokens"`
-	HandsCacheWrite count `json:"cache_write_tokens"`
-
-	ClinePrompt     count `json:"prompt"`
-	ClineCompletion count `json:"completion"`
-	ClineCached     count `json:"cached"`
-	ClineIn         count `json:"tokensIn"`
-	ClineOut        count `json:"tokensOut"`
-	ClineCacheRead  count `json:"cacheReads"`
-	ClineCacheWrite count `json:"cacheWrites"`
-}
-
-// A count is a number of tokens.
-type count uint64
-
-// UnmarshalJSON takes values that are not positive numbers for 0, and never fails.
-func (c *count) UnmarshalJSON(b []byte) error {
-	n, err := strconv.ParseFloat(string(b), 64)
-	if err == nil && n > 0 {
-		*c = count(min(n, turnstone.MaxTokens))
-	}
-	return nil
-}
-
-// of returns the usage as that of a model, or nil if it is empty.
-func (u *usage) of(model string) []head.Usage {
-	if u == nil {
-		return nil
-	}
-	out := head.Usage{
-		Model:       model,
-		Input:       uint64(u.Prompt + u.InputTokens + u.Input + u.ClinePrompt + u.ClineIn),
-		Output:      uint64(u.Completion + u.OutputTokens + u.Output + u.ClineCompletion + u.ClineOut),
-		CachedInput: uint64(u.PromptInfo.Cached + u.CacheRead + u.PiCacheRead + u.HandsCacheRead + u.ClineCached + u.ClineCacheRead),
-		CacheWrite:  uint64(u.CacheCreation + u.PiCacheWrite + u.HandsCacheWrite + u.ClineCacheWrite),
-		Reasoning:   uint64(u.CompletionInfo.Reasoning),
-	}
-	if out == (head.Usage{Model: model}) {
-		return nil
-	}
-	return []head.Usage{out}
-}
 
 // messages makes a conversation of a list of chat messages. It returns false if one of
 // them can't be read.
@@ -150,76 +44,60 @@ func (p *parser) messages(id, format string, items []json.RawMessage, line int) 
 			p.fail(line, "message %d has no role", i)
 			return c, false
 		}
-		e := Event{Kind: m.Role, Payload: compact(raw), Line: i, Turn: m.Role == "user", Usage: m.used(m.model()), Time: m.time()}
+		e := Event{Kind: m.Role, Payload: compact(raw), Line: i, Before: i - 1, Turn: m.Role == "user", Usage: m.Usage.of(m.Model), Time: m.time()}
 		if !p.fits(line, fmt.Sprintf("message %d ", i), e.Payload) {
 			return c, false
 		}
-		c.Model = cmp.Or(m.model(), c.Model)
+		c.Model = cmp.Or(m.Model, c.Model)
 		c.Events = append(c.Events, e)
 	}
 	return c, true
 }
 
-// chat reads an object {"messages":[…]}, the form of OpenAI's chat requests and
-// fine-tuning files.
-func (p *parser) chat(id string, raw json.RawMessage, line int) {
-	var top struct {
-		ID       any               `json:"id"`
-		Model    string            `json:"model"`
-		Messages []json.RawMessage `json:"messages"`
-		Usage    *usage            `json:"usage"`
-		Created  when              `json:"created"`
-		At       when              `json:"created_at"`
-		Time     when              `json:"timestamp"`
-		Info     struct {
-			Config struct {
-				Model struct {
-					Name string `json:"model_name"`
-				} `json:"model"`
-			} `json:"config"`
-		} `json:"info"` // of mini-swe-agent
+// A count is a number of tokens.
+type count uint64
+
+// UnmarshalJSON takes values that are not positive numbers for 0, and never fails.
+func (c *count) UnmarshalJSON(b []byte) error {
+	n, err := strconv.ParseFloat(string(b), 64)
+	if err == nil && n > 0 {
+		*c = count(min(n, turnstone.MaxTokens))
 	}
-	if err := decode(raw, &top); err != nil {
-		p.fail(line, "%v", err)
-		return
-	}
-	if s, ok := top.ID.(string); ok && s != "" {
-		id = s
-	}
-	c, ok := p.messages(id, "openai", top.Messages, line)
-	if !ok {
-		return
-	}
-	c.Model = cmp.Or(top.Model, c.Model, top.Info.Config.Model.Name)
-	c.Totals = top.Usage.of(c.Model)
-	c.began = first(top.Created, top.At, top.Time)
-	c.outside(raw, "messages")
-	p.out = append(p.out, c)
+	return nil
 }
 
-// tau reads a result file of tau-bench: an array of conversations.
-func (p *parser) tau(items []json.RawMessage) {
-	for i, raw := range items {
+// tau is a conversation in a result file of tau-bench.
+var tau = &format{
+	name: "tau-bench", about: "result files",
+	whole: func(f *fields) bool { return f.get("traj").IsArray() },
+	own: func(p *parser, raw []byte, id string, line int) {
 		var e struct {
 			Task  any               `json:"task_id"`
 			Trial any               `json:"trial"`
 			Traj  []json.RawMessage `json:"traj"`
 		}
 		if err := decode(raw, &e); err != nil {
-			p.fail(0, "element %d: %v", i, err)
-			continue
+			p.fail(line, "%s: %v", id, err)
+			return
 		}
-		id := fmt.Sprintf("%s/%v/%v", p.stem, e.Task, e.Trial)
-		if c, ok := p.messages(id, "tau-bench", e.Traj, 0); ok {
+		id = fmt.Sprintf("%s/%v/%v", p.stem, e.Task, e.Trial)
+		if c, ok := p.messages(id, "tau-bench", e.Traj, line); ok {
 			c.outside(raw, "traj")
 			p.out = append(p.out, c)
 		}
-	}
+	},
 }
 
-// tau2 reads a result file of tau2-bench: an object with simulations. The user is
+// tau2 is a result file of tau2-bench: an object with simulations. The user is
 // simulated, too. The usage of the simulated user has a model name of its own.
-func (p *parser) tau2(data []byte) {
+var tau2 = &format{
+	name: "tau2", about: "result files of tau2-bench",
+	whole: func(f *fields) bool { return f.get("simulations").IsArray() },
+	own:   (*parser).simulations,
+}
+
+// simulations reads a result file.
+func (p *parser) simulations(data []byte, _ string, line int) {
 	type llm struct {
 		LLM string `json:"llm"`
 	}
@@ -231,7 +109,7 @@ func (p *parser) tau2(data []byte) {
 		Simulations []json.RawMessage `json:"simulations"`
 	}
 	if err := json.Unmarshal(data, &top); err != nil {
-		p.fail(0, "%v", err)
+		p.fail(line, "%v", err)
 		return
 	}
 	shared := without(data, "simulations")
@@ -280,7 +158,7 @@ func (e *Event) simulated(agent, user string) {
 	if m.Role == "user" {
 		model = user
 	}
-	e.Usage = m.used(model)
+	e.Usage = m.Usage.of(model)
 	switch string(bytes.TrimSpace(m.ToolCalls)) {
 	case "", "null", "[]":
 	default:
@@ -288,8 +166,15 @@ func (e *Event) simulated(agent, user string) {
 	}
 }
 
-// swe reads a trajectory of SWE-agent or SWE-smith: one run, which is one turn.
-func (p *parser) swe(data []byte) {
+// swe is a trajectory of SWE-agent or SWE-smith: one run, which is one turn.
+var swe = &format{
+	name: "swe-agent", about: "trajectories of SWE-agent and SWE-smith",
+	whole: func(f *fields) bool { return f.get("history").IsArray() && !f.has("instruction") },
+	own:   (*parser).trajectory,
+}
+
+// trajectory reads a trajectory. Prompts of its steps become the checkpoint part "prompt".
+func (p *parser) trajectory(data []byte, id string, line int) {
 	var top struct {
 		History    []json.RawMessage `json:"history"`
 		Trajectory []json.RawMessage `json:"trajectory"`
@@ -302,10 +187,10 @@ func (p *parser) swe(data []byte) {
 		} `json:"info"`
 	}
 	if err := json.Unmarshal(data, &top); err != nil {
-		p.fail(0, "%v", err)
+		p.fail(line, "%v", err)
 		return
 	}
-	c, ok := p.messages(p.stem, "swe-agent", top.History, 0)
+	c, ok := p.messages(id, "swe-agent", top.History, line)
 	if !ok {
 		return
 	}
@@ -318,7 +203,7 @@ func (p *parser) swe(data []byte) {
 		c.outside(marshal(rest))
 	}
 	c.Model = cmp.Or(c.Model, sweModel(top.Replay))
-	u := usage{Prompt: top.Info.Stats.Sent, Completion: top.Info.Stats.Received}
+	u := usage{head.Usage{Input: uint64(top.Info.Stats.Sent), Output: uint64(top.Info.Stats.Received)}}
 	c.Totals = u.of(c.Model)
 	p.out = append(p.out, c)
 }
