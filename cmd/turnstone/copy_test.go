@@ -65,7 +65,7 @@ func TestCopyOfTheCorpus(t *testing.T) {
 	schema := pgtest.Schema(t)
 	server := pgtest.URL(t) + "&schema=" + schema
 	files = files[:min(len(files), testkit.Pick(len(files), 6, 2))]
-	must(t, append([]string{"import", "--skip-bad", "--store", from}, files...)...)
+	must(t, append([]string{"import", "--store", from}, files...)...)
 	t.Log(must(t, "copy", from, server))
 	t.Log(must(t, "copy", server, back))
 	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -19,44 +18,51 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// importHelp is the help of import.
-const importHelp = `Import transcripts of agents. The command finds out the format of each file, which
-may be compressed (.gz). The file - is standard input. It reads these formats:
+// importHelp is the help of import. The formats stand between its halves.
+const importHelp = `Import the transcripts in files, and in folders with all that is below them. The command
+finds out the format of each file, which may be compressed (.gz). The file - is
+standard input. It reads these formats:
 
-  OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
-  mini-swe-agent            trajectories, which are such chats
-  Cline                     api_conversation_history.json and ui_messages.json
-  tau-bench, tau2-bench     result files
-  SWE-agent, SWE-smith      trajectories; per-step prompts become the checkpoint part "prompt"
-  OpenHands                 output.jsonl, or an array of events
-  pi                        session JSONL
-  Claude Code               session JSONL, with rewinds, forks and sub-agents
-  JSONL                     lines of role and content
-
+%s
 Import a transcript again when it has grown: new messages are added to its session,
-edited messages become a branch, and labels, names, kept revisions and forks stay. A
-file that has fewer messages than the session changes nothing. Of several snapshots
-of a conversation, the one with the most messages decides where the session goes on.
-With --replace the session is deleted and imported anew instead.
+edited messages become a branch, and labels, names that people gave, kept revisions
+and forks stay. An earlier version of a file changes nothing. Of several versions of a
+conversation, the one with the most messages decides where the session goes on. With
+--replace the session is deleted and imported anew instead.
 
-A file belongs to the session of the same conversation. Conversations of Claude Code,
-pi and tau2, and chats whose id is a UUID, are identified by their own ids. Others
-are identified by the path of the file and their place in it, so two files with the
-same name become two sessions. --as gives a path to standard input, or the old path
+A file belongs to the session of the same conversation. The conversations of agents
+that give them globally unique ids are identified by these, wherever their files are.
+Others are identified by the path of the file and their place in it, so two files with
+the same name become two sessions. --as gives a path to standard input, or the old path
 to a file that was moved.
 
-Fields of a file outside its messages become the checkpoint parts import-outside and
-import-shared. Short fields among them also become labels that begin with ".file.".
-Commits have the times of the file, if it has any.
+Broken files are mended, and the command says what it mended: torn and joined lines,
+repeated ones, and parents that are not there, form a ring or are in another session.
+Bytes that can't be read become nodes beside the path, so export gives the file back
+byte for byte. The last line of a file that an agent is writing is imported when it is
+whole.
 
-If input can't be read, the command prints file, line and reason, and imports nothing
-of any file. With --skip-bad it imports what it can read. What an import that was cut
-off has not stored, the next one does.`
+Fields of an object that has a whole conversation, but its messages, become the
+checkpoint parts import-outside and import-shared. Short fields among them also become
+labels that begin with ".file.". Commits have the times of the file, if it has any.
+
+A file that can't be read is named with the reason, and the others are imported. If it
+was named on the command line, the exit code is 1. What an import that was cut off has
+not stored, the next one does.`
+
+// formatsHelp lists the formats for importHelp.
+func formatsHelp() string {
+	var out strings.Builder
+	for _, f := range importer.Formats() {
+		fmt.Fprintf(&out, "  %-17s %s\n", f[0], f[1])
+	}
+	return out.String()
+}
 
 // importFlags has the flags of import.
 type importFlags struct {
 	by, as, group                 string
-	skipBad, dryRun, replace, yes bool
+	dryRun, replace, yes, asLines bool
 }
 
 func (a *app) importFiles() *cobra.Command {
@@ -64,42 +70,70 @@ func (a *app) importFiles() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "import FILE…",
 		Short:   "Import transcripts of agents, or what is new in them",
-		Long:    importHelp,
-		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl",
+		Long:    fmt.Sprintf(importHelp, formatsHelp()),
+		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl --json",
 		Args:    cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, files []string) error {
-			if err := f.check(files); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.check(args); err != nil {
 				return err
 			}
-			convs, err := f.parse(cmd, files)
-			if err != nil {
-				return err
-			}
-			if f.dryRun {
-				return report(cmd, wouldImport(convs), true)
-			}
-			clock := &importer.Clock{Present: a.options.Now}
-			a.options.Now = clock.Now
-			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				o := importer.Options{BySteps: f.by == "step", Group: f.group, Replace: f.replace, Clock: clock}
-				if f.replace && !f.yes {
-					var err error
-					if o.Only, err = confirm(cmd, st, convs, files); err != nil {
-						return err
-					}
-				}
-				return load(cmd, st, e, convs, o)
-			})
+			return a.runImport(cmd, &f, args)
 		},
 	}
 	c.Flags().StringVar(&f.by, "by", "turn", "what becomes a commit: turn (a user message and all up to the next one) or step (messages of the assistant and the results of its tools); each version of a checkpoint part gets a commit in any case")
 	c.Flags().StringVar(&f.as, "as", "", "import the file as if it were at this path")
 	c.Flags().StringVar(&f.group, "group", "", "the group of new sessions, names between slashes")
-	c.Flags().BoolVar(&f.skipBad, "skip-bad", false, "import what can be read, although parts of files can't be")
 	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import the files anew")
 	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask before --replace deletes sessions")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be imported, and write nothing")
+	jsonFlag(c, &f.asLines)
 	return c
+}
+
+// runImport imports files and reports what became of them.
+func (a *app) runImport(cmd *cobra.Command, f *importFlags, args []string) error {
+	r := &reading{cmd: cmd, as: f.as}
+	if err := r.find(args); err != nil {
+		return err
+	}
+	defer r.progress.Finish()
+	convs, err := r.next() // A store is not made before there is something to store.
+	if err != nil {
+		return err
+	}
+	var results []importer.Result
+	if f.dryRun {
+		for ; err == nil && convs != nil; convs, err = r.next() {
+			results = append(results, wouldImport(convs)...)
+		}
+	} else if convs != nil {
+		clock := &importer.Clock{Present: a.options.Now}
+		a.options.Now = clock.Now
+		err = a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
+			o := importer.Options{BySteps: f.by == "step", Group: f.group, Replace: f.replace, Clock: clock}
+			if f.replace && !f.yes {
+				if o.Only, err = confirm(cmd, st, f, args); err != nil {
+					return err
+				}
+			}
+			results, err = r.load(st, convs, o)
+			if err == nil && slices.ContainsFunc(results, func(r importer.Result) bool { return r.Commits > 0 }) {
+				err = compact(cmd.Context(), st, e)
+			}
+			return err
+		})
+	}
+	r.progress.Finish()
+	if results == nil && err != nil {
+		return err
+	}
+	if f.asLines {
+		err = errors.Join(err, reportJSON(cmd.OutOrStdout(), results, r.bad))
+	} else {
+		complain(cmd, r.bad)
+		err = errors.Join(err, report(cmd, results, f.dryRun))
+	}
+	return errors.Join(err, r.failed(results))
 }
 
 // check refuses flags that don't go together.
@@ -115,37 +149,42 @@ func (f *importFlags) check(files []string) error {
 	return nil
 }
 
-// parse reads the files. It prints what can't be read and fails then, unless --skip-bad
-// is given.
-func (f *importFlags) parse(cmd *cobra.Command, files []string) ([]importer.Conversation, error) {
-	convs, bad := parse(cmd, files, f.as)
-	if err := cmd.Context().Err(); err != nil {
-		return nil, fmt.Errorf("%w while the files were read: nothing was imported", err)
-	}
-	complain(cmd, bad)
-	if len(bad) > 0 && !f.skipBad {
-		return nil, inputError{fmt.Errorf("%s can't be read, so nothing was imported (--skip-bad imports the rest)", plural(len(bad), "place"))}
-	}
-	if len(convs) == 0 {
-		return nil, inputError{errors.New("there is nothing to import")}
-	}
-	return convs, nil
-}
-
 // confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Incarnation of
 // these sessions, or an error if the answer is no, or if there is no terminal to ask on.
-func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) ([]string, error) {
-	losses, err := importer.Losses(cmd.Context(), st, convs)
+func confirm(cmd *cobra.Command, st *turnstone.Store, f *importFlags, args []string) ([]string, error) {
+	r := &reading{cmd: cmd, as: f.as}
+	if err := r.find(args); err != nil {
+		return nil, err
+	}
+	var losses []importer.Loss
 	sessions := []string{}
-	if err != nil || len(losses) == 0 {
-		return sessions, err
+	for {
+		convs, err := r.next()
+		if err != nil {
+			return nil, err
+		}
+		if convs == nil {
+			break
+		}
+		more, err := importer.Losses(cmd.Context(), st, convs)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range more {
+			if !slices.ContainsFunc(losses, func(other importer.Loss) bool { return other.ID == l.ID }) {
+				losses = append(losses, l)
+			}
+		}
+	}
+	if len(losses) == 0 {
+		return sessions, nil
 	}
 	for i := range losses {
 		sessions = append(sessions, losses[i].Incarnation)
 		fmt.Fprintf(cmd.ErrOrStderr(), "deletes %s\n", lost(&losses[i]))
 	}
 	in, ok := cmd.InOrStdin().(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(files, "-") {
+	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(args, "-") {
 		return nil, usageError{fmt.Errorf("--replace deletes %s: confirm with --yes; without --replace, what is new is added", plural(len(losses), "session"))}
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "delete %s and import anew? [y/N] ", plural(len(losses), "session"))
@@ -195,107 +234,6 @@ func ownLabels(all map[string]string) map[string]string {
 	return own
 }
 
-// parse reads all files. If as is set, there is one file, which is taken for the one at
-// the path as.
-func parse(cmd *cobra.Command, files []string, as string) (convs []importer.Conversation, bad []*importer.BadInput) {
-	progress := bar(int64(len(files)), "reading", false)
-	defer progress.Finish()
-	for _, name := range files {
-		if cmd.Context().Err() != nil {
-			return nil, nil
-		}
-		data, err := read(name, cmd.InOrStdin())
-		if as != "" {
-			name = as
-		}
-		if err != nil {
-			if name == "-" {
-				name = "stdin"
-			}
-			bad = append(bad, &importer.BadInput{File: name, Reason: reason(err)})
-			continue
-		}
-		cs, bs := importer.Parse(name, data)
-		convs, bad = append(convs, cs...), append(bad, bs...)
-		progress.Add(1)
-	}
-	return convs, bad
-}
-
-// read reads a file, or stdin if name is "-".
-func read(name string, stdin io.Reader) ([]byte, error) {
-	if name == "-" {
-		return importer.Read(stdin)
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return importer.Read(f)
-}
-
-// complain prints the places that can't be read. It lists the first few of each file
-// and counts the others.
-func complain(cmd *cobra.Command, bad []*importer.BadInput) {
-	const few = 5
-	of := map[string]int{}
-	for _, b := range bad {
-		of[b.File]++
-	}
-	said := map[string]int{}
-	for _, b := range bad {
-		switch said[b.File]++; {
-		case said[b.File] <= few:
-			fmt.Fprintln(cmd.ErrOrStderr(), clean(b.Error()))
-		case said[b.File] == few+1:
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: and %d more like these\n", clean(b.File), of[b.File]-few)
-		}
-	}
-}
-
-// reason returns why a file can't be read, without the name of the file.
-func reason(err error) string {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err.Error()
-	}
-	return err.Error()
-}
-
-// load imports conversations, prints a report, and compacts the store.
-func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []importer.Conversation, o importer.Options) error {
-	total := 0
-	for i := range convs {
-		total += convs[i].PayloadBytes()
-	}
-	progress := bar(int64(total), "importing", true)
-	o.Progress = func(n int) { progress.Add(n) }
-	results := importer.Load(cmd.Context(), st, convs, o)
-	progress.Finish()
-	if err := report(cmd, results, false); err != nil {
-		return err
-	}
-	if err := cmd.Context().Err(); err != nil {
-		return fmt.Errorf("%w: %d of %s are done; importing again does the rest", err, len(results), plural(len(convs), "conversation"))
-	}
-	if slices.ContainsFunc(results, func(r importer.Result) bool { return r.Commits > 0 }) {
-		if err := compact(cmd.Context(), st, e); err != nil {
-			return err
-		}
-	}
-	var failed []error
-	for _, r := range results {
-		if r.Err != nil {
-			failed = append(failed, r.Err)
-		}
-	}
-	if len(failed) > 0 {
-		return inputError{errors.Join(failed...)}
-	}
-	return nil
-}
-
 // compact makes few large segments of the many small commits of an import.
 func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	if err := st.Seal(ctx); err != nil {
@@ -312,58 +250,4 @@ func wouldImport(convs []importer.Conversation) []importer.Result {
 		results = append(results, importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events), Bytes: c.PayloadBytes()})
 	}
 	return results
-}
-
-// A reportRow sums up the conversations of one file that had the same outcome.
-type reportRow struct {
-	file, format, outcome, session                string
-	sessions, empty, commits, nodes, added, bytes int
-}
-
-func (w *reportRow) add(r *importer.Result) {
-	if r.Nodes == 0 {
-		w.empty++
-	}
-	w.sessions++
-	w.commits += r.Commits
-	w.nodes += r.Nodes
-	w.added += r.Added
-	w.bytes += r.Bytes
-}
-
-// report prints a row for each file and outcome, and a total if there are several rows.
-func report(cmd *cobra.Command, results []importer.Result, dryRun bool) error {
-	var t table
-	t.row("FILE", "FORMAT", "OUTCOME", "SESSIONS", "EMPTY", "COMMITS", "NODES", "NEW", "PAYLOAD", "SESSION")
-	for _, w := range reportRows(results) {
-		commits, added := fmt.Sprint(w.commits), fmt.Sprint(w.added)
-		if dryRun {
-			commits, added = "-", "-"
-		}
-		t.row(line(w.file, 60), w.format, w.outcome, fmt.Sprint(w.sessions), fmt.Sprint(w.empty), commits, fmt.Sprint(w.nodes), added, size(uint64(w.bytes)), line(w.session, 60))
-	}
-	return t.write(cmd.OutOrStdout(), width(cmd.OutOrStdout()))
-}
-
-func reportRows(results []importer.Result) []*reportRow {
-	var rows []*reportRow
-	byKey := map[string]*reportRow{}
-	total := &reportRow{file: "total"}
-	for i := range results {
-		r := &results[i]
-		key := r.Conversation.File + "\x00" + string(r.Outcome)
-		w := byKey[key]
-		if w == nil {
-			w = &reportRow{file: r.Conversation.File, format: r.Conversation.Format, outcome: string(r.Outcome), session: r.Session}
-			rows, byKey[key] = append(rows, w), w
-		} else {
-			w.session = "" // the row has several sessions
-		}
-		w.add(r)
-		total.add(r)
-	}
-	if len(rows) > 1 {
-		rows = append(rows, total)
-	}
-	return rows
 }

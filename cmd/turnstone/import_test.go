@@ -170,7 +170,7 @@ func TestAnInterruptedImportCountsNothingAsFailed(t *testing.T) {
 	c.SetErr(&out)
 	c.SetArgs(args)
 	err := c.ExecuteContext(ctx)
-	if code := exitCode(err); code != exitInterrupted || !strings.Contains(err.Error(), "1 of 5 conversations are done") {
+	if code := exitCode(err); code != exitInterrupted || !strings.Contains(err.Error(), "1 of 5 files are done") {
 		t.Errorf("%d: %v", code, err)
 	}
 	if strings.Contains(out.String(), "failed") || strings.Count(out.String(), "imported") != 1 {
@@ -198,5 +198,59 @@ func TestUsageByDayIsThatOfTheFile(t *testing.T) {
 	}
 	if _, out, _ := status(t, []string{"TZ=UTC"}, "sessions", "--store", store); !strings.Contains(out, "2025-02-03 10:00:01") {
 		t.Errorf("%s", out)
+	}
+}
+
+// A folder is walked. Files in it that are no transcripts are named, and don't make the import fail.
+func TestP16_AFolderIsWalkedAndASubAgentFindsItsSession(t *testing.T) {
+	const session = "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f"
+	line := func(uuid, parent, more string) string {
+		return fmt.Sprintf(`{"type":"user","uuid":%q,"parentUuid":%s,"sessionId":%q,"message":{"role":"user","content":"hi"}%s}`+"\n", uuid, parent, session, more)
+	}
+	dir, store := t.TempDir(), t.TempDir()+"/store"
+	for name, content := range map[string]string{
+		"a/" + session + "/subagents/agent-x.jsonl":     line("s", "null", `,"agentId":"x","isSidechain":true`),
+		"a/" + session + "/subagents/agent-x.meta.json": "{}",
+		"z/" + session + ".jsonl":                       line("u", "null", ""), // after the sub-agent in every order
+		"settings.json":                                 `{"theme":"dark"}`,
+		"notes.md":                                      "# notes",
+		"node_modules/x.jsonl":                          lines,
+		"opencode/storage/session/p/ses_1.json":         `{"id":"ses_1","projectID":"p","directory":"/w","title":"the title","time":{"created":1730000000000}}`,
+		"opencode/storage/message/ses_1/msg_1.json":     `{"id":"msg_1","role":"user","time":{"created":1730000001000}}`,
+		"opencode/storage/part/msg_1/prt_1.json":        `{"id":"prt_1","type":"text","text":"to do"}`,
+		"opencode/storage/part/msg_1/../../../x.json":   "7",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, errs, ok := turnstoneCmd(t, "import", dir, "--store", store)
+	if !ok || !strings.Contains(errs, "settings.json:1: unknown format") || strings.Contains(errs, "meta.json") || strings.Contains(errs, "notes") || strings.Contains(out, "openai") {
+		t.Errorf("%v\n%s\n%s", ok, out, errs)
+	}
+	if out := must(t, "tree", "--store", store); !strings.Contains(out, "└─ "+session+"/x") {
+		t.Errorf("%s", out)
+	}
+	if out := must(t, "show", "ses_1", "--store", store); !strings.Contains(out, "the title") || !strings.Contains(out, "to do") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestP17_AnImportSaysAsJSONWhatBecameOfEachConversation(t *testing.T) {
+	store := t.TempDir() + "/store"
+	torn := write(t, "torn.jsonl", lines+"{half\n"+lines)
+	out, _, ok := turnstoneCmd(t, "import", torn, write(t, "no.json", "{}"), "--json", "--store", store)
+	want := `{"file":"torn.jsonl","format":"openai","session":"torn","outcome":"imported","commits":4,"nodes":7,"new":7,"payload":239,"mended":{"unreadable line":1}}`
+	all := strings.Split(strings.TrimSpace(out), "\n")
+	if ok || len(all) != 2 || all[0] != want || !strings.Contains(all[1], `"outcome":"unreadable"`) {
+		t.Errorf("%v %s", ok, out)
+	}
+	_, errs, _ := turnstoneCmd(t, "import", torn, write(t, "no.json", "{}"), "--store", store)
+	if !strings.Contains(errs, "no.json:1: unknown format") {
+		t.Errorf("%s", errs)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,20 +158,23 @@ func terminal(w io.Writer) bool {
 }
 
 // A table prints rows of cells. Each column is as wide as its widest cell.
-type table struct{ rows [][]string }
+type table struct {
+	rows [][]string
+	// least has the titles of columns that a narrow terminal does without, the least important first.
+	least []string
+}
 
 func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
 // write writes the table. It cuts lines at the given number of columns; 0 cuts none.
 func (t *table) write(w io.Writer, terminal int) error {
-	var widths []int
-	for _, row := range t.rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], columns(cell))
+	widths := t.widths()
+	for _, title := range t.least {
+		if needs := 2 * (len(widths) - 1); terminal == 0 || needs+sum(widths) <= terminal {
+			break
 		}
+		t.remove(title)
+		widths = t.widths()
 	}
 	p := printer{w: w}
 	for _, row := range t.rows {
@@ -183,6 +187,35 @@ func (t *table) write(w io.Writer, terminal int) error {
 		p.printf("%s\n", cut(strings.TrimRight(l.String(), " "), terminal))
 	}
 	return p.err
+}
+
+// widths returns the widths of the columns.
+func (t *table) widths() (widths []int) {
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], columns(cell))
+		}
+	}
+	return widths
+}
+
+// remove removes the column with a title.
+func (t *table) remove(title string) {
+	if i := slices.Index(t.rows[0], title); i >= 0 {
+		for k := range t.rows {
+			t.rows[k] = slices.Delete(t.rows[k], i, i+1)
+		}
+	}
+}
+
+func sum(all []int) (n int) {
+	for _, v := range all {
+		n += v
+	}
+	return n
 }
 
 // bar returns a progress bar. It is drawn on standard error if that is a terminal.

@@ -28,7 +28,7 @@ type message struct {
 }
 
 // time returns the time of the message, or the zero time.
-func (m *message) time() time.Time { return first(m.Timestamp, m.TS, m.CreatedAt) }
+func (m *message) time() time.Time { return firstTime(m.Timestamp, m.TS, m.CreatedAt) }
 
 // messages makes a conversation of a list of chat messages. It returns false if one of
 // them can't be read.
@@ -142,7 +142,7 @@ func (p *parser) simulation(i int, raw json.RawMessage) (Conversation, bool) {
 		s.ID = fmt.Sprintf("%s/%d", p.stem, i)
 	}
 	c, ok := p.messages(s.ID, "tau2", s.Messages, 0)
-	c.began = first(s.Start, s.Time)
+	c.began = firstTime(s.Start, s.Time)
 	c.outside(raw, "messages")
 	return c, ok
 }

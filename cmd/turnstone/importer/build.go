@@ -3,6 +3,7 @@ package importer
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -244,7 +245,11 @@ func (b *builder) event(k *talk, i int) {
 	}
 	at := len(k.Events)
 	before := k.chains.add(e, b.before(k, e), at)
-	ev := Event{Key: clip(e.id, maxKey), Kind: e.kind, Payload: e.raw, Line: e.at, Before: before, Turn: e.turn, Side: e.beside, Time: e.time, Usage: k.use(e)}
+	key := clip(e.id, maxKey)
+	if _, again := k.events[e.id]; again && e.id != "" {
+		key = clip(e.id, maxKey-len(version)-10) + fmt.Sprintf("%sx%x", version, i)
+	}
+	ev := Event{Key: key, Kind: e.kind, Payload: e.raw, Line: e.at, Before: before, Turn: e.turn, Side: e.beside, Time: e.time, Usage: k.use(e)}
 	k.Events = append(k.Events, ev)
 	if !e.beside {
 		k.last = at

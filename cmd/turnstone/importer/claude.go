@@ -15,7 +15,7 @@ import (
 var claude = &format{
 	name: "claude-code", about: "session JSONL, with rewinds, forks, sub-agents and compaction", unique: true,
 	line: func(f *fields) bool {
-		return f.has("uuid", "type") || f.has("sessionId") || f.text("type") == "summary" && f.has("leafUuid") ||
+		return f.has("uuid", "type") || f.has("sessionId", "type") || f.text("type") == "summary" && f.has("leafUuid") ||
 			f.text("type") == "file-history-snapshot" && f.has("messageId")
 	},
 	field: places{

@@ -60,7 +60,7 @@ func read(t *testing.T, path string) []byte {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	data, err := importer.Read(f)
+	data, err := importer.Read(ctx, f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,7 @@ func base(key string) string {
 // versioned returns the key for an event that is committed as revision r, if another
 // node of the session has the event's own key.
 func (e *Event) versioned(r head.Revision) string {
-	return fmt.Sprintf("%s%s%d", base(e.Key), version, r)
+	return fmt.Sprintf("%s%s%d", e.Key, version, r)
 }
 
 // read compares a session with a conversation. The session holds an event if one of its

@@ -117,8 +117,26 @@ var (
 )
 
 // Read returns the content of r. It expands gzip. It refuses binary data after it has
-// read the beginning.
-func Read(r io.Reader) ([]byte, error) {
+// read the beginning. The end of ctx ends it, even if r blocks; r may be read after that.
+func Read(ctx context.Context, r io.Reader) ([]byte, error) {
+	type result struct {
+		data []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		data, err := read(r)
+		done <- result{data, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case r := <-done:
+		return r.data, r.err
+	}
+}
+
+func read(r io.Reader) ([]byte, error) {
 	if f, ok := r.(*os.File); ok {
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Size() > maxFile {
 			return nil, errTooLarge
@@ -304,6 +322,9 @@ func (p *parser) lines(ctx context.Context) error {
 				return ctx.Err()
 			}
 			entries[i] = t.entry(s.pieces[i], i)
+			if parent := subagentOf(p.path); t == claude && parent != "" && entries[i].agent != "" {
+				entries[i].session = parent
+			}
 		}
 		talks := t.build(p.stem, entries)
 		for m, n := range s.mended {

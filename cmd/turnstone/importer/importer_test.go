@@ -64,7 +64,7 @@ func TestEveryFormatIsFoundOut(t *testing.T) {
 		content := []byte(data)
 		if strings.HasSuffix(file, ".gz") {
 			var err error
-			if content, err = importer.Read(bytes.NewReader(packed(`[{"role":"user"}]`))); err != nil {
+			if content, err = importer.Read(ctx, bytes.NewReader(packed(`[{"role":"user"}]`))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -250,6 +250,6 @@ func FuzzGrow(f *testing.F) {
 func FuzzRead(f *testing.F) {
 	f.Add(packed("hello"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = importer.Read(bytes.NewReader(data))
+		_, _ = importer.Read(ctx, bytes.NewReader(data))
 	})
 }

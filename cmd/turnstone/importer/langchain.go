@@ -8,7 +8,7 @@ var langchain = &format{
 		return langchainRole(f) != "" && (f.has("data") || f.has("kwargs") || f.has("content"))
 	},
 	whole: func(f *fields) bool {
-		list := f.get("messages,values.messages,kwargs.messages")
+		list := f.get("messages", "values.messages", "kwargs.messages")
 		first := list.Get("0")
 		return list.IsArray() && first.IsObject() && langchainRole(parseFields([]byte(first.Raw))) != ""
 	},

@@ -155,8 +155,8 @@ func (w *when) set(t time.Time) {
 	}
 }
 
-// first returns the first time that is known.
-func first(all ...when) time.Time {
+// firstTime returns the first time that is known.
+func firstTime(all ...when) time.Time {
 	for _, w := range all {
 		if !w.IsZero() {
 			return w.Time

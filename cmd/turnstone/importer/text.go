@@ -20,8 +20,11 @@ func Text(payload []byte) string {
 	return string(payload)
 }
 
-// textFields are the fields in which the formats keep text.
-var textFields = []string{"message", "content", "text", "thinking", "summary", "thought", "command", "observation", "attachment"}
+// textFields are the fields in which the formats keep text. The first one that has any counts.
+var textFields = []string{
+	"message", "content", "text", "parts", "payload", "data", "kwargs", "event", "part", "value", "thinking", "summary", "thought",
+	"command", "observation", "attachment", "output", "result", "functionResponse", "response",
+}
 
 // text returns the text in a decoded value: of a list, the texts of its items; of an
 // object, that of the first of textFields that has any, and its tool calls.
@@ -56,26 +59,45 @@ func text(v any, depth int) string {
 // A toolCall has the fields of a tool call as they are decoded.
 type toolCall struct{ id, name, args any }
 
-// toolCalls returns the tool calls of an object in the forms of OpenAI, Anthropic and
-// pi.
+// callTypes are the types of objects that are tool calls themselves: of Anthropic, pi, and the Responses API.
+var callTypes = []any{"tool_use", "toolCall", "function_call", "custom_tool_call", "tool.call"}
+
+// toolCalls returns the tool calls of an object in the forms of the formats: in a list, as OpenAI, LangChain, Gemini
+// CLI and Copilot CLI have them, in a part of Google's API, or as the object itself.
 func toolCalls(m map[string]any) []toolCall {
 	var out []toolCall
-	list, _ := m["tool_calls"].([]any)
-	for _, item := range list {
-		c, _ := item.(map[string]any)
-		if f, ok := c["function"].(map[string]any); ok {
-			out = append(out, toolCall{c["id"], f["name"], f["arguments"]})
-		} else if c["name"] != nil {
-			out = append(out, toolCall{c["id"], c["name"], c["arguments"]})
+	add := func(v any) {
+		if c, ok := v.(map[string]any); ok && c["name"] != nil {
+			args := first(c["arguments"], c["args"], c["input"])
+			out = append(out, toolCall{first(c["call_id"], c["callID"], c["toolCallId"], c["id"]), c["name"], args})
 		}
 	}
-	switch m["type"] {
-	case "tool_use":
-		out = append(out, toolCall{m["id"], m["name"], m["input"]})
-	case "toolCall":
-		out = append(out, toolCall{m["id"], m["name"], m["arguments"]})
+	for _, key := range []string{"tool_calls", "toolCalls", "toolRequests"} {
+		list, _ := m[key].([]any)
+		for _, item := range list {
+			c, _ := item.(map[string]any)
+			if f, ok := c["function"].(map[string]any); ok {
+				out = append(out, toolCall{c["id"], f["name"], f["arguments"]})
+			} else {
+				add(item)
+			}
+		}
+	}
+	add(m["functionCall"])
+	if slices.Contains(callTypes, m["type"]) {
+		add(m)
 	}
 	return out
+}
+
+// first returns the first value that is not nil.
+func first(all ...any) any {
+	for _, v := range all {
+		if v != nil {
+			return v
+		}
+	}
+	return nil
 }
 
 // text writes a call as a function call. Arguments may be a string that has JSON.
@@ -128,10 +150,24 @@ func Calls(payload []byte) (out []Call) {
 
 // Answers returns the ids of the tool calls whose results a payload has.
 func Answers(payload []byte) (out []string) {
-	walk(payload, func(m map[string]any) {
-		for _, key := range []string{"tool_call_id", "tool_use_id", "toolCallId"} {
-			if id, ok := m[key].(string); ok && id != "" {
+	add := func(m map[string]any, names ...string) {
+		for _, name := range names {
+			if id, ok := m[name].(string); ok && id != "" {
 				out = append(out, id)
+			}
+		}
+	}
+	walk(payload, func(m map[string]any) {
+		if first(m["content"], m["output"], m["result"]) != nil && !slices.Contains(callTypes, m["type"]) {
+			add(m, "tool_call_id", "tool_use_id", "toolCallId", "call_id")
+		}
+		if f, ok := m["functionResponse"].(map[string]any); ok {
+			add(f, "id")
+		}
+		list, _ := m["toolCalls"].([]any) // Gemini CLI keeps the result with the call.
+		for _, item := range list {
+			if c, ok := item.(map[string]any); ok && c["result"] != nil {
+				add(c, "id")
 			}
 		}
 	})
@@ -154,9 +190,10 @@ func walkValue(v any, depth int, f func(map[string]any)) {
 		}
 	case map[string]any:
 		f(v)
-		if depth < 4 {
-			walkValue(v["message"], depth+1, f)
-			walkValue(v["content"], depth+1, f)
+		for _, inner := range []string{"message", "content", "payload", "data", "kwargs", "parts", "event"} {
+			if depth < 4 {
+				walkValue(v[inner], depth+1, f)
+			}
 		}
 	}
 }

@@ -105,7 +105,7 @@ func conversations(t *testing.T, dir string) (out []importer.Conversation) {
 			return err
 		}
 		defer f.Close()
-		data, err := importer.Read(f)
+		data, err := importer.Read(ctx, f)
 		if err != nil {
 			return err
 		}

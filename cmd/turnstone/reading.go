@@ -1,0 +1,219 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+)
+
+// A reading reads transcripts, one file after the other, so that it takes the memory of one.
+type reading struct {
+	cmd      *cobra.Command
+	as       string // the path that the only file is taken for, if set
+	files    []transcript
+	done     int // files that were read
+	bad      []*importer.BadInput
+	named    int // how many of bad are of files that the command line named
+	progress *progressbar.ProgressBar
+}
+
+// A transcript is a file to read.
+type transcript struct {
+	path  string
+	named bool // by the command line, not found in a folder
+	again bool // it was put off until the other files are imported
+}
+
+// find finds the files that args name, and those below the folders that they name.
+func (r *reading) find(args []string) error {
+	for _, arg := range args {
+		info, err := os.Stat(arg)
+		if err != nil || !info.IsDir() { // an error is reported when the file is read
+			r.files = append(r.files, transcript{path: arg, named: true})
+			continue
+		}
+		found, err := transcriptsBelow(arg)
+		if err != nil {
+			return err
+		}
+		for _, path := range found {
+			r.files = append(r.files, transcript{path: path})
+		}
+	}
+	r.progress = bar(int64(len(r.files)), "importing", false)
+	return nil
+}
+
+// transcriptsBelow returns the files below a folder that may be transcripts by their names, the sessions before
+// their sub-agents.
+func transcriptsBelow(folder string) (paths []string, err error) {
+	err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil && path != folder:
+			return nil // A folder that can't be read, or was removed meanwhile, has nothing to import.
+		case err != nil:
+			return err
+		case d.IsDir():
+			if importer.PartOfASession(path) || d.Name() == ".git" || d.Name() == "node_modules" {
+				return fs.SkipDir
+			}
+		case d.Type().IsRegular() && importer.MayBeTranscript(path):
+			paths = append(paths, path)
+		}
+		return nil
+	})
+	slices.SortFunc(paths, func(a, b string) int {
+		depth := func(path string) int { return strings.Count(path, string(filepath.Separator)) }
+		return cmp.Or(cmp.Compare(depth(a), depth(b)), cmp.Compare(a, b))
+	})
+	return paths, err
+}
+
+// next reads files up to the first one that has conversations, and returns them. At the end it returns nil.
+func (r *reading) next() ([]importer.Conversation, error) {
+	for r.done < len(r.files) {
+		f := r.files[r.done]
+		convs, bad, err := r.parse(f.path)
+		if err != nil {
+			return nil, r.interrupted(err)
+		}
+		r.done++
+		if r.progress.Add(1); !f.again {
+			r.bad = append(r.bad, bad...)
+		}
+		if f.named {
+			r.named += len(bad)
+		}
+		if len(convs) > 0 {
+			return convs, nil
+		}
+	}
+	return nil, nil
+}
+
+func (r *reading) interrupted(err error) error {
+	return fmt.Errorf("%w: %d of %s are done; importing again does the rest", err, r.done, plural(len(r.files), "file"))
+}
+
+// parse reads a file, or standard input if its path is "-".
+func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadInput, error) {
+	if err := r.cmd.Context().Err(); err != nil {
+		return nil, nil, err
+	}
+	in := r.cmd.InOrStdin()
+	name := path
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, []*importer.BadInput{{File: path, Reason: reason(err)}}, nil
+		}
+		defer f.Close()
+		in = f
+	} else {
+		name = "stdin"
+	}
+	data, err := importer.Read(r.cmd.Context(), in)
+	if ctxErr := r.cmd.Context().Err(); ctxErr != nil {
+		return nil, nil, ctxErr
+	}
+	if err != nil {
+		return nil, []*importer.BadInput{{File: cmp.Or(r.as, name), Reason: reason(err)}}, nil
+	}
+	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
+}
+
+// load imports convs and all that next returns. A file whose conversations come from a session that is not there
+// is put off, because another file may have that session.
+func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o importer.Options) ([]importer.Result, error) {
+	ctx := r.cmd.Context()
+	var results []importer.Result
+	for err := error(nil); convs != nil; convs, err = r.next() {
+		if err != nil {
+			return results, err
+		}
+		f := r.files[r.done-1]
+		if !f.again && f.path != "-" && len(r.files) > 1 {
+			waits, err := importer.WaitsForParent(ctx, st, convs)
+			if err != nil && ctx.Err() == nil {
+				return results, err
+			}
+			if waits {
+				f.again = true
+				r.files = append(r.files, f)
+				continue
+			}
+		}
+		of := importer.Load(ctx, st, convs, o)
+		if ctx.Err() != nil {
+			r.done--
+			return append(results, of...), r.interrupted(ctx.Err())
+		}
+		for i := range of {
+			c := of[i].Conversation
+			of[i].Conversation = &importer.Conversation{ID: c.ID, File: c.File, Format: c.Format, Mended: c.Mended}
+		}
+		results = append(results, of...)
+	}
+	return results, nil
+}
+
+// failed returns an error if a file that the command line named can't be read, or a conversation was not imported.
+func (r *reading) failed(results []importer.Result) error {
+	var failed []error
+	for i := range results {
+		if results[i].Err != nil {
+			failed = append(failed, results[i].Err)
+		}
+	}
+	rest := "the rest was imported"
+	if len(results) == 0 {
+		rest = "so nothing was imported"
+	}
+	switch {
+	case r.named > 0:
+		failed = append(failed, fmt.Errorf("%s can't be read, %s", plural(r.named, "place"), rest))
+	case len(results) == 0 && len(failed) == 0:
+		failed = append(failed, errors.New("there is nothing to import"))
+	}
+	if len(failed) > 0 {
+		return inputError{errors.Join(failed...)}
+	}
+	return nil
+}
+
+// reason returns why a file can't be read, without the name of the file.
+func reason(err error) string {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err.Error()
+	}
+	return err.Error()
+}
+
+// complain prints the places that can't be read. It lists the first few of each reason and counts the others.
+func complain(cmd *cobra.Command, bad []*importer.BadInput) {
+	const few = 5
+	of, said := map[string]int{}, map[string]int{}
+	for _, b := range bad {
+		of[b.Reason]++
+	}
+	for _, b := range bad {
+		switch said[b.Reason]++; {
+		case said[b.Reason] <= few:
+			fmt.Fprintln(cmd.ErrOrStderr(), clean(b.Error()))
+		case said[b.Reason] == few+1:
+			fmt.Fprintf(cmd.ErrOrStderr(), "and %d more like these\n", of[b.Reason]-few)
+		}
+	}
+}
