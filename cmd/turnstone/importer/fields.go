@@ -13,11 +13,14 @@ type fields struct {
 	raw    string
 	names  []string
 	values []gjson.Result
+	inner  map[string]*fields // objects among the values that were looked into
 }
 
 // parseFields reads the fields of an object, which is valid JSON.
-func parseFields(raw []byte) *fields {
-	f := &fields{raw: string(raw)}
+func parseFields(raw []byte) *fields { return fieldsOf(string(raw)) }
+
+func fieldsOf(raw string) *fields {
+	f := &fields{raw: raw, names: make([]string, 0, 16), values: make([]gjson.Result, 0, 16), inner: map[string]*fields{}}
 	gjson.Parse(f.raw).ForEach(func(name, value gjson.Result) bool {
 		f.names, f.values = append(f.names, name.Str), append(f.values, value)
 		return true
@@ -35,7 +38,13 @@ func (f *fields) get(paths ...string) gjson.Result {
 				continue
 			}
 			v := f.values[i]
-			if deep {
+			switch {
+			case deep && v.IsObject(): // It is scanned once, however many of its fields are asked for.
+				if f.inner[name] == nil {
+					f.inner[name] = fieldsOf(v.Raw)
+				}
+				v = f.inner[name].get(rest)
+			case deep:
 				v = v.Get(rest)
 			}
 			if v.Type != gjson.Null {

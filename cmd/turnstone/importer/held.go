@@ -222,7 +222,10 @@ func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 			h.fresh++
 			continue
 		}
-		k := c.Events[i].fingerprint(parent)
+		var k fingerprint
+		if len(left) > 0 {
+			k = c.Events[i].fingerprint(parent)
+		}
 		switch same := left[k]; {
 		case len(same) > 0:
 			h.ids[i], left[k] = same[0], same[1:]
@@ -245,6 +248,9 @@ func (h *held) begins(c *Conversation) bool {
 // findMoved sets moved: it looks for new events among the nodes that no event has. Such
 // a node has another parent than its event.
 func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
+	if len(left) == 0 {
+		return
+	}
 	elsewhere := map[fingerprint]int{}
 	for k, nodes := range left {
 		k.parent = graph.ID{}
