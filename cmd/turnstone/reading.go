@@ -26,6 +26,9 @@ type reading struct {
 	bad      []*importer.BadInput
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
+	version  *importer.Seen // of the file that was read last
+	// read, if set, is called when a version of a file was imported, or holds nothing to import.
+	read func(path string, version *importer.Seen, bad []*importer.BadInput)
 }
 
 // A transcript is a file to read.
@@ -43,7 +46,7 @@ func (r *reading) find(args []string) error {
 			r.files = append(r.files, transcript{path: arg, named: true})
 			continue
 		}
-		found, err := transcriptsBelow(arg)
+		found, err := transcriptsBelow(arg, func(string) {})
 		if err != nil {
 			return err
 		}
@@ -56,8 +59,8 @@ func (r *reading) find(args []string) error {
 }
 
 // transcriptsBelow returns the files below a folder that may be transcripts by their names, the sessions before
-// their sub-agents.
-func transcriptsBelow(folder string) (paths []string, err error) {
+// their sub-agents. It calls each for every folder that has such files.
+func transcriptsBelow(folder string, each func(folder string)) (paths []string, err error) {
 	err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil && path != folder:
@@ -68,6 +71,7 @@ func transcriptsBelow(folder string) (paths []string, err error) {
 			if importer.PartOfASession(path) || d.Name() == ".git" || d.Name() == "node_modules" {
 				return fs.SkipDir
 			}
+			each(path)
 		case d.Type().IsRegular() && importer.MayBeTranscript(path):
 			paths = append(paths, path)
 		}
@@ -89,7 +93,10 @@ func (r *reading) next() ([]importer.Conversation, error) {
 			return nil, r.interrupted(err)
 		}
 		r.done++
-		if r.progress.Add(1); !f.again {
+		if r.progress != nil {
+			r.progress.Add(1)
+		}
+		if !f.again {
 			r.bad = append(r.bad, bad...)
 		}
 		if f.named {
@@ -98,8 +105,16 @@ func (r *reading) next() ([]importer.Conversation, error) {
 		if len(convs) > 0 {
 			return convs, nil
 		}
+		r.finished(f.path, bad)
 	}
 	return nil, nil
+}
+
+// finished says that the file that was read last is done.
+func (r *reading) finished(path string, bad []*importer.BadInput) {
+	if r.read != nil && r.version != nil {
+		r.read(path, r.version, bad)
+	}
 }
 
 func (r *reading) interrupted(err error) error {
@@ -113,6 +128,7 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	}
 	in := r.cmd.InOrStdin()
 	name := path
+	r.version = nil
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
@@ -120,6 +136,9 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 		}
 		defer f.Close()
 		in = f
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			r.version = importer.SeenOf(path, info) // before it is read, so that what is written meanwhile is noticed
+		}
 	} else {
 		name = "stdin"
 	}
@@ -130,7 +149,13 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	if err != nil {
 		return nil, []*importer.BadInput{{File: cmp.Or(r.as, name), Reason: reason(err)}}, nil
 	}
-	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
+	convs, bad, err := importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
+	for i := range convs {
+		if r.as == "" {
+			convs[i].Seen = r.version
+		}
+	}
+	return convs, bad, err
 }
 
 // load imports convs and all that next returns. A file whose conversations come from a session that is not there
@@ -158,6 +183,9 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 		if ctx.Err() != nil {
 			r.done--
 			return append(results, of...), r.interrupted(ctx.Err())
+		}
+		if !slices.ContainsFunc(of, func(r importer.Result) bool { return r.Err != nil }) {
+			r.finished(f.path, nil)
 		}
 		for i := range of {
 			c := of[i].Conversation

@@ -39,8 +39,11 @@ const (
 func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) error {
 	r.Session, r.Outcome = h.session.ID(), Unchanged
 	file, err := h.layout()
-	if err != nil || h.isOlder(c, &file) {
+	if err != nil {
 		return err
+	}
+	if h.isOlder(c, &file) {
+		return c.Seen.note(ctx, h.session)
 	}
 	end, last := h.end(c)
 	passed := last < 0 || h.passed(end, &file)
@@ -160,6 +163,7 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 	if !p.keepsFile {
 		stamp = []turnstone.RecordChange{{Key: stampKey, Value: []byte(c.stamp.String()), Expect: h.marked}}
 	}
+	stamp = append(stamp, c.Seen.record()...)
 	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
 		_, err := h.session.ChangeRecords(ctx, stamp...)
 		return err

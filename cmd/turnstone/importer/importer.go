@@ -67,6 +67,10 @@ type Conversation struct {
 	// Mended counts the faults of the file that were mended, in the first conversation of the file.
 	Mended map[Mend]int
 
+	// Seen, if set, says which file the conversation was read from. It becomes a record of the session, by
+	// which a later reading of the folder knows what it need not read.
+	Seen *Seen
+
 	kin   kin       // how a session is recognized as this conversation
 	began time.Time // when the conversation began; zero if the file does not say
 	torn  int       // number of events that are bytes that can't be read

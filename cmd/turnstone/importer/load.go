@@ -236,6 +236,7 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 		case err != nil:
 		case h.mark == c.stamp:
 			r.Session, r.Outcome = h.session.ID(), Unchanged
+			err = c.Seen.note(ctx, h.session)
 		case l.Replace && became == "":
 			return l.replace(ctx, c, r, h)
 		default:

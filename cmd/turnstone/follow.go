@@ -1,0 +1,285 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+const followHelp = `Import the sessions of the agents on this machine, and then what they write, within a
+second. The command knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot
+CLI, Cursor, OpenCode, Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER…
+names others instead.
+
+A file that has grown adds to its session, one that was rewritten becomes a branch of
+it, and a deleted one stays in the store. The command may be stopped at any time, and
+goes on where it stopped; it does not read again what the store has. It works beside
+imports and other processes on the same store. A session that is deleted from the store
+comes back if its file is still there when the command starts.
+
+With --once the command ends when everything is imported, for example as a job of cron,
+or as a hook of an agent. --print prints a unit of systemd, a property list of launchd, a
+line for cron, or a hook for Claude Code's settings.json, to be saved by you.`
+
+// followFlags has the flags of follow.
+type followFlags struct {
+	once  bool
+	quiet bool
+	print string
+	poll  time.Duration
+	group string
+}
+
+func (a *app) follow() *cobra.Command {
+	var f followFlags
+	c := &cobra.Command{
+		Use:     "follow [FOLDER…]",
+		Short:   "Keep the sessions of this machine's agents, as they write them",
+		Long:    followHelp,
+		Example: "turnstone follow --once .",
+		RunE: func(cmd *cobra.Command, folders []string) error {
+			if f.print != "" {
+				return a.printUnit(cmd, f.print)
+			}
+			if f.poll < time.Second {
+				return usageError{errors.New("--poll must be at least 1s")}
+			}
+			homes, err := homesOf(folders)
+			if err != nil {
+				return err
+			}
+			clock := &importer.Clock{Present: a.options.Now}
+			a.options.Now = clock.Now
+			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
+				w := follower{cmd: cmd, st: st, flags: &f, homes: homes, options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}}
+				err := w.run(cmd.Context())
+				if errors.Is(err, context.Canceled) && !f.once {
+					return nil // That is how it ends.
+				}
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&f.once, "once", false, "end when everything is imported")
+	c.Flags().BoolVar(&f.quiet, "quiet", false, "don't print what is imported")
+	c.Flags().StringVar(&f.print, "print", "", "print a unit that runs the command and end: systemd, launchd, cron or claude-code")
+	c.Flags().DurationVar(&f.poll, "poll", 10*time.Second, "how often to look at all files, for changes that no notification told of")
+	c.Flags().StringVar(&f.group, "group", "", "the group of new sessions, names between slashes")
+	return c
+}
+
+// homesOf returns the folders that are named, or else those of the agents of this machine.
+func homesOf(folders []string) ([]importer.Home, error) {
+	if len(folders) == 0 {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return nil, err
+		}
+		homes := importer.Homes(home)
+		if len(homes) == 0 {
+			return nil, inputError{errors.New("no agent that is known has sessions on this machine: name the folders to follow")}
+		}
+		return homes, nil
+	}
+	var homes []importer.Home
+	for _, folder := range folders {
+		path, err := filepath.Abs(folder)
+		if err != nil {
+			return nil, err
+		}
+		if info, err := os.Stat(path); err != nil || !info.IsDir() {
+			return nil, usageError{fmt.Errorf("%s is not a folder", folder)}
+		}
+		homes = append(homes, importer.Home{Folder: path})
+	}
+	return homes, nil
+}
+
+// A follower imports what agents write.
+type follower struct {
+	cmd     *cobra.Command
+	st      *turnstone.Store
+	flags   *followFlags
+	homes   []importer.Home
+	options importer.Options
+	seen    importer.SeenSet
+	unread  map[string]unread // files that hold no conversation, or could not be read
+	failed  map[string]string // errors of conversations that could not be stored
+	watcher *fsnotify.Watcher
+}
+
+// unread is a version of a file that could not be read, and why.
+type unread struct {
+	version *importer.Seen
+	reason  string
+}
+
+// settle is how long the follower waits after a notification, because a line is written in pieces.
+const settle = 100 * time.Millisecond
+
+// run imports everything, and then what changes until ctx ends.
+func (w *follower) run(ctx context.Context) (err error) {
+	if w.seen, err = importer.ReadSeen(ctx, w.st); err != nil {
+		return err
+	}
+	if w.watcher, err = fsnotify.NewWatcher(); err != nil {
+		fmt.Fprintf(w.cmd.ErrOrStderr(), "no notifications of the file system, so a change is seen within %v: %v\n", w.flags.poll, err)
+	} else {
+		defer w.watcher.Close()
+	}
+	if err := w.pass(ctx); err != nil || w.flags.once {
+		return err
+	}
+	return w.changes(ctx)
+}
+
+// changes imports what changes until ctx ends.
+func (w *follower) changes(ctx context.Context) error {
+	var events chan fsnotify.Event
+	var failures chan error
+	if w.watcher != nil {
+		events, failures = w.watcher.Events, w.watcher.Errors
+	}
+	poll := time.NewTicker(w.flags.poll)
+	defer poll.Stop()
+	changed := map[string]bool{}
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e := <-events:
+			if e.Has(fsnotify.Remove) || e.Has(fsnotify.Chmod) && !e.Has(fsnotify.Write) {
+				continue
+			}
+			if changed[e.Name] = true; settled == nil {
+				settled = time.After(settle)
+			}
+		case err := <-failures: // Notifications were lost.
+			fmt.Fprintf(w.cmd.ErrOrStderr(), "looks at all files: %v\n", err)
+			if err := w.pass(ctx); err != nil {
+				return err
+			}
+		case <-settled:
+			settled = nil
+			files := w.below(changed)
+			clear(changed)
+			if err := w.bring(ctx, files, false); err != nil {
+				return err
+			}
+		case <-poll.C:
+			if err := w.pass(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// pass looks at all files and imports those that have changed.
+func (w *follower) pass(ctx context.Context) error {
+	var files []string
+	for _, h := range w.homes {
+		files = append(files, w.walk(h.Folder)...)
+	}
+	return w.bring(ctx, files, true)
+}
+
+// walk returns the transcripts below a folder, and watches the folders. The sessions come before their sub-agents.
+func (w *follower) walk(folder string) []string {
+	found, _ := transcriptsBelow(folder, func(dir string) {
+		if w.watcher != nil && !w.flags.once {
+			if err := w.watcher.Add(dir); err != nil {
+				fmt.Fprintf(w.cmd.ErrOrStderr(), "no notifications of %s, so a change is seen within %v: %v\n", clean(dir), w.flags.poll, err)
+			}
+		}
+	})
+	return found
+}
+
+// below returns the transcripts among the paths, and those in new folders among them.
+func (w *follower) below(changed map[string]bool) []string {
+	var files []string
+	for path := range changed {
+		switch info, err := os.Stat(path); {
+		case err != nil: // It is gone.
+		case info.IsDir():
+			files = append(files, w.walk(path)...)
+		case importer.MayBeTranscript(path):
+			files = append(files, path)
+		}
+	}
+	slices.Sort(files)
+	return files
+}
+
+// bring imports those of the files that the store does not have as they are now.
+func (w *follower) bring(ctx context.Context, files []string, all bool) error {
+	r := &reading{cmd: w.cmd, read: w.note}
+	for _, path := range files {
+		if info, err := os.Stat(path); err == nil && !w.known(path, info) {
+			r.files = append(r.files, transcript{path: path})
+		}
+	}
+	if len(r.files) == 0 {
+		return ctx.Err()
+	}
+	if all {
+		r.progress = bar(int64(len(r.files)), "importing", false)
+		defer r.progress.Finish()
+	}
+	convs, err := r.next()
+	if err != nil {
+		return err
+	}
+	results, err := r.load(w.st, convs, w.options)
+	w.say(results)
+	complain(w.cmd, r.bad)
+	return err
+}
+
+// known reports whether the store has a version of a file, or the file could not be read.
+func (w *follower) known(path string, info fs.FileInfo) bool {
+	version := importer.SeenOf(path, info)
+	u, ok := w.unread[path]
+	return w.seen.Has(version) || ok && *u.version == *version
+}
+
+// note notes that a version of a file was read and imported, or could not be read.
+func (w *follower) note(path string, version *importer.Seen, bad []*importer.BadInput) {
+	delete(w.unread, path)
+	if len(bad) > 0 {
+		w.unread[path] = unread{version, bad[0].Reason}
+		return
+	}
+	w.seen.Add(version)
+}
+
+// say prints what was imported.
+func (w *follower) say(results []importer.Result) {
+	for i := range results {
+		r := &results[i]
+		switch {
+		case r.Err != nil: // It is tried again, but said once.
+			if w.failed[r.Conversation.ID] != r.Err.Error() {
+				w.failed[r.Conversation.ID] = r.Err.Error()
+				fmt.Fprintln(w.cmd.ErrOrStderr(), clean(r.Err.Error()))
+			}
+		case r.Outcome != importer.Unchanged && !w.flags.quiet:
+			p := printer{w: w.cmd.OutOrStdout()}
+			p.printf("%s %s %s: %s new\n", r.Conversation.Format, r.Outcome, line(cmp.Or(r.Session, r.Conversation.ID), 60), plural(r.Added, "node"))
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package importer
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+// A Home is a folder in which an agent keeps its sessions.
+type Home struct {
+	Agent  string // as in Formats
+	Folder string
+}
+
+// Homes returns the folders in which the known agents keep the sessions of a user, whose home directory is given,
+// as far as they exist. The agents' own variables count: CLAUDE_CONFIG_DIR, CODEX_HOME, XDG_DATA_HOME, and so on.
+func Homes(home string) []Home {
+	under := func(names ...string) string { return filepath.Join(append([]string{home}, names...)...) }
+	of := func(variable string, otherwise ...string) string {
+		return cmp.Or(os.Getenv(variable), under(otherwise...))
+	}
+	editors := under(".config")
+	switch runtime.GOOS {
+	case "darwin":
+		editors = under("Library", "Application Support")
+	case "windows":
+		editors = under("AppData", "Roaming")
+	}
+	all := []Home{
+		{claude.name, filepath.Join(of("CLAUDE_CONFIG_DIR", ".claude"), "projects")},
+		{claude.name, under(".config", "claude", "projects")},
+		{codex.name, filepath.Join(of("CODEX_HOME", ".codex"), "sessions")},
+		{codex.name, filepath.Join(of("CODEX_HOME", ".codex"), "archived_sessions")},
+		{gemini.name, under(".gemini", "tmp")},
+		{qwen.name, under(".qwen", "projects")},
+		{qwen.name, under(".qwen", "tmp")},
+		{copilot.name, under(".copilot", "session-state")},
+		{cursor.name, under(".cursor", "projects")},
+		{opencode.name, filepath.Join(of("XDG_DATA_HOME", ".local", "share"), "opencode", "storage")},
+		{kimi.name, under(".kimi", "sessions")},
+		{kimi.name, under(".kimi-code", "sessions")},
+		{droid.name, under(".factory", "sessions")},
+		{pi.name, under(".pi", "agent", "sessions")},
+		{pi.name, under(".openclaw", "agents")},
+		{cline.name, under(".cline", "data")},
+	}
+	for _, editor := range []string{"Code", "Cursor", "VSCodium"} {
+		for _, extension := range []string{"saoudrizwan.claude-dev", "rooveterinaryinc.roo-cline"} {
+			all = append(all, Home{cline.name, filepath.Join(editors, editor, "User", "globalStorage", extension, "tasks")})
+		}
+	}
+	var there []Home
+	for _, h := range all {
+		if info, err := os.Stat(h.Folder); err == nil && info.IsDir() {
+			there = append(there, h)
+		}
+	}
+	return there
+}
