@@ -96,14 +96,10 @@ func homesOf(folders []string) ([]importer.Home, error) {
 	}
 	var homes []importer.Home
 	for _, folder := range folders {
-		path, err := filepath.Abs(folder)
-		if err != nil {
-			return nil, err
-		}
-		if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
 			return nil, usageError{fmt.Errorf("%s is not a folder", folder)}
 		}
-		homes = append(homes, importer.Home{Folder: path})
+		homes = append(homes, importer.Home{Folder: filepath.Clean(folder)})
 	}
 	return homes, nil
 }

@@ -273,3 +273,51 @@ func TestP22_FollowKnowsWhereAgentsKeepTheirSessions(t *testing.T) {
 		t.Errorf("%d %s", code, errs)
 	}
 }
+
+func TestP23_ShowLeavesOutWhatIsBesideTheConversation(t *testing.T) {
+	store := t.TempDir() + "/store"
+	file := write(t, "s.jsonl", spoken("s", 0)+
+		`{"type":"assistant","uuid":"u1","parentUuid":"u0","sessionId":"s","timestamp":"2026-01-02T10:00:00Z","message":{"id":"m1","content":[{"type":"thinking","thinking":"a secret thought"}]}}
+{"type":"assistant","uuid":"u2","parentUuid":"u1","sessionId":"s","timestamp":"2026-01-02T10:00:01Z","message":{"id":"m1","content":[{"type":"tool_use","id":"t1","name":"Read","input":{"path":"a"}}]}}
+{"type":"user","uuid":"u3","parentUuid":"u2","sessionId":"s","timestamp":"2026-01-02T10:00:02Z","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"found"}]}}
+{"type":"system","subtype":"turn_duration","uuid":"u4","parentUuid":"u3","sessionId":"s","durationMs":5}
+`)
+	must(t, "import", file, "--store", store)
+	show := func(args ...string) string {
+		t.Helper()
+		_, out, errs := status(t, []string{"TZ=UTC"}, append([]string{"show", "s", "--store", store}, args...)...)
+		if errs != "" {
+			t.Error(errs)
+		}
+		return out
+	}
+	for _, c := range []struct {
+		args        string
+		want, never []string
+	}{
+		{"", []string{"text 0", "Read(path: a)", "result of Read", "2 nodes of bookkeeping", "from      s.jsonl (claude-code)", "2026-01-02 10:00:02"}, []string{"secret", "turn_duration", "import.identity"}},
+		{"--all", []string{"a secret thought", "turn_duration"}, []string{"bookkeeping"}},
+		{"--last 1", []string{"result of Read", "found"}, []string{"Read(path", "not here"}},
+		{"--kind user", []string{"text 0"}, []string{"found"}},
+		{"--since 2026-01-02", []string{"found"}, []string{"nothing"}},
+		{"--since 2026-01-03", []string{"session   s"}, []string{"found"}},
+	} {
+		out := show(strings.Fields(c.args)...)
+		for _, want := range c.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in\n%s", c.args, want, out)
+			}
+		}
+		for _, never := range c.never {
+			if strings.Contains(out, never) {
+				t.Errorf("%s: %q is in\n%s", c.args, never, out)
+			}
+		}
+	}
+	if code, _, errs := status(t, nil, "show", "s", "--since", "soon", "--store", store); code != exitUsage || !strings.Contains(errs, "--since must be") {
+		t.Errorf("%d %s", code, errs)
+	}
+	if out := show("--json", "--last", "1"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "turn_duration") {
+		t.Errorf("%s", out)
+	}
+}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +23,10 @@ type showFlags struct {
 	at                   uint64
 	last                 int
 	leaf                 string
+	kinds                []string
+	since                string
 	full, whole, asLines bool
+	all                  bool
 }
 
 func (a *app) show() *cobra.Command {
@@ -30,7 +35,9 @@ func (a *app) show() *cobra.Command {
 		Use:   "show SESSION",
 		Short: "Print a session's conversation",
 		Long: "Print a session's conversation: the nodes of the active path. The result of a tool names the call that it\n" +
-			"answers, and long payloads are folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
+			"answers, and long payloads are folded. Of an imported session, what the agent noted for itself and what the\n" +
+			"model thought are left out, unless --all is given. SESSION@REVISION and SESSION:NODE are short for --at and\n" +
+			"--leaf.",
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
 		RunE:    a.in(f.run),
@@ -38,6 +45,9 @@ func (a *app) show() *cobra.Command {
 	c.Flags().Uint64Var(&f.at, "at", 0, "show the conversation at this revision")
 	c.Flags().StringVar(&f.leaf, "leaf", "", "show the path to this node, given by its key or the beginning of its id")
 	c.Flags().IntVar(&f.last, "last", 0, "show only this number of nodes, the last ones")
+	c.Flags().StringSliceVar(&f.kinds, "kind", nil, "show only nodes of these kinds, for example user,assistant")
+	c.Flags().StringVar(&f.since, "since", "", "show only nodes of commits since then: a date, a time (RFC 3339), or a duration, for example 90m or 36h")
+	c.Flags().BoolVar(&f.all, "all", false, "show also what the agent noted for itself and what the model thought")
 	c.Flags().BoolVar(&f.full, "full", false, "show all nodes in the order of commits, those on other branches as well")
 	c.Flags().BoolVar(&f.whole, "whole", false, "do not fold long payloads")
 	jsonFlag(c, &f.asLines)
@@ -55,31 +65,52 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 	if err != nil {
 		return err
 	}
-	state, err := p.Load(ctx, scope)
+	since, err := sinceTime(f.since, time.Now())
 	if err != nil {
 		return err
 	}
-	out := bufio.NewWriter(cmd.OutOrStdout())
-	if f.asLines {
-		return errors.Join(printNodes(out, state.Nodes, ""), out.Flush())
+	state, err := p.Load(ctx, scope)
+	if err != nil {
+		return err
 	}
 	info, err := p.Info(ctx)
 	if err != nil {
 		return err
 	}
-	r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: f.whole}
-	r.head(&info, state)
-	if int(info.Nodes) > len(state.Nodes) && scope.At == 0 && scope.Leaf.IsZero() && !scope.Full && scope.Last == 0 && scope.After == 0 {
-		r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
+	r := reader{columns: width(cmd.OutOrStdout()), whole: f.whole, thoughts: true}
+	if r.times, err = timesOf(ctx, p.Session, state.Nodes); err != nil {
+		return err
 	}
-	r.conversation("", state.Nodes)
+	all := state.Nodes
+	state.Nodes = f.chosen(all, r.times, since)
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	r.printer = printer{w: out}
+	if f.asLines {
+		return errors.Join(printNodes(out, lastOf(state.Nodes, f.last), ""), out.Flush())
+	}
+	hidden := 0
+	if info.Labels[importer.FormatLabel] != "" && !f.all {
+		r.thoughts = false
+		hidden = len(state.Nodes)
+		state.Nodes = slices.DeleteFunc(slices.Clone(state.Nodes), func(n turnstone.Node) bool { return importer.Beside(n.Kind, n.Payload) })
+		hidden -= len(state.Nodes)
+	}
+	state.Nodes = lastOf(state.Nodes, f.last)
+	r.head(&info, state)
+	if hidden > 0 {
+		r.printf("hidden    %s of bookkeeping and thoughts; --all shows them\n", plural(hidden, "node"))
+	}
+	if int(info.Nodes) > len(all) && scope.At == 0 && scope.Leaf.IsZero() && !scope.Full && scope.After == 0 {
+		r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(all), "node"))
+	}
+	r.conversation("", all, state.Nodes)
 	return errors.Join(r.err, out.Flush())
 }
 
 // scope returns what to load: the place p, changed by the flags.
 func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error) {
 	scope := p.scope
-	scope.Last, scope.Full = f.last, f.full
+	scope.Full = f.full
 	if f.at > 0 {
 		scope.At = head.Revision(f.at)
 	}
@@ -89,6 +120,68 @@ func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error)
 	var err error
 	scope.Leaf, err = node(ctx, p.Session, f.leaf)
 	return scope, err
+}
+
+// chosen returns the nodes that the flags choose.
+func (f *showFlags) chosen(nodes []turnstone.Node, times map[head.Revision]time.Time, since time.Time) (out []turnstone.Node) {
+	for _, n := range nodes {
+		if (len(f.kinds) == 0 || slices.Contains(f.kinds, n.Kind)) && (since.IsZero() || !n.Inherited && !times[n.Revision].Before(since)) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// lastOf returns the last n nodes, or all if n is 0.
+func lastOf(nodes []turnstone.Node, n int) []turnstone.Node {
+	if n <= 0 {
+		return nodes
+	}
+	return nodes[max(len(nodes)-n, 0):]
+}
+
+// sinceTime reads a date, a time, or how long before now a time is. Empty text is the zero time.
+func sinceTime(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return now.Add(-d), nil
+	}
+	if t, err := time.ParseInLocation("2006-01-02", text, time.Local); err == nil {
+		return t, nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return t, usageError{fmt.Errorf("--since must be a date, a time or a duration, not %q", text)}
+	}
+	return t, nil
+}
+
+// timesOf returns the times of the commits that made nodes of the session, by their revisions.
+func timesOf(ctx context.Context, s *turnstone.Session, nodes []turnstone.Node) (map[head.Revision]time.Time, error) {
+	times := map[head.Revision]time.Time{}
+	first, last := head.Revision(0), head.Revision(0)
+	for i := range nodes {
+		if r := nodes[i].Revision; !nodes[i].Inherited {
+			last = max(last, r)
+			if first == 0 || r < first {
+				first = r
+			}
+		}
+	}
+	if last == 0 {
+		return times, nil
+	}
+	for e, err := range s.Log(ctx, first-1) {
+		if err != nil {
+			return nil, err
+		}
+		if times[e.Revision] = e.Time; e.Revision >= last {
+			break
+		}
+	}
+	return times, nil
 }
 
 // printNodes prints nodes as JSON. side is empty except in the output of diff.
@@ -107,7 +200,7 @@ func printNodes(w io.Writer, nodes []turnstone.Node, side string) error {
 func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 	field := func(name, text string) { r.printf("%s\n", hang(fmt.Sprintf("%-9s ", name), text, r.columns)) }
 	r.printf("session   %s\n", bold(line(i.ID, 200)))
-	for _, f := range [][2]string{{"name", i.Name}, {"model", i.Model}, {"cwd", i.Cwd}, {"group", i.Group}, {"parent", i.Parent}, {"labels", labels(i.Labels)}} {
+	for _, f := range [][2]string{{"name", i.Name}, {"model", i.Model}, {"cwd", i.Cwd}, {"group", i.Group}, {"parent", i.Parent}, {"from", origins(i.Labels)}, {"labels", labels(ownLabels(i.Labels))}} {
 		if f[1] != "" {
 			field(f[0], line(f[1], 2000))
 		}
@@ -123,6 +216,14 @@ func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 	for _, u := range st.Usage {
 		field("usage", tokens(u))
 	}
+}
+
+// origins says which file a session was imported from, or "".
+func origins(labels map[string]string) string {
+	if labels[importer.FormatLabel] == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s (%s)", labels[importer.FileLabel], labels[importer.FormatLabel])
 }
 
 // standing returns the revision and the leaf of a state, and how much the session has.
@@ -160,17 +261,21 @@ type reader struct {
 	printer
 	columns int
 	whole   bool // don't fold payloads
+	// thoughts says that what the model thought is printed, too.
+	thoughts bool
+	times    map[head.Revision]time.Time // of commits, by their revisions
 }
 
-// conversation prints nodes, each line after a margin.
-func (r *reader) conversation(margin string, nodes []turnstone.Node) {
+// conversation prints some of the nodes of a conversation, each line after a margin. all are the others as well,
+// among which a result may have its call.
+func (r *reader) conversation(margin string, all, nodes []turnstone.Node) {
 	names := map[string]string{} // names of the tools by the ids of their calls
 	answered := map[string]bool{}
-	for i := range nodes {
-		for _, c := range importer.Calls(nodes[i].Payload) {
+	for i := range all {
+		for _, c := range importer.Calls(all[i].Payload) {
 			names[c.ID] = c.Name
 		}
-		for _, id := range importer.Answers(nodes[i].Payload) {
+		for _, id := range importer.Answers(all[i].Payload) {
 			answered[id] = true
 		}
 	}
@@ -205,7 +310,11 @@ func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
 		room = max(r.columns-2-columns(margin), 10)
 	}
 	r.title(margin, room, n, notes)
-	lines := wrap(clean(importer.Text(n.Payload)), room)
+	text := importer.Text
+	if !r.thoughts {
+		text = importer.Said
+	}
+	lines := wrap(clean(text(n.Payload)), room)
 	if hidden := len(lines) - foldLines; hidden > 1 && !r.whole {
 		lines = append(lines[:foldLines], faint(fmt.Sprintf("… %d more lines, %s in all (--whole shows them)", hidden, size(uint64(len(n.Payload))))))
 	}
@@ -223,6 +332,8 @@ func (r *reader) title(margin string, room int, n *turnstone.Node, notes []strin
 	where := fmt.Sprintf("revision %d", n.Revision)
 	if n.Inherited {
 		where += " of what it forked from"
+	} else if at, ok := r.times[n.Revision]; ok {
+		where += "  " + moment(at)
 	}
 	r.printf("%s\n%s%s  %s  ", strings.TrimRight(margin, " "), margin, faint(short(n.ID)), bold(line(n.Kind, 40)))
 	all := strings.Join(append([]string{where}, notes...), "  ")
@@ -253,7 +364,7 @@ func (a *app) diff() *cobra.Command {
 			if asLines {
 				return errors.Join(d.printJSON(out), out.Flush())
 			}
-			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
+			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole, thoughts: true}
 			r.difference(d)
 			return errors.Join(r.err, out.Flush())
 		}),
@@ -321,6 +432,6 @@ func (r *reader) difference(d *difference) {
 	}
 	r.printf("%s\n", red(title("---", 0)))
 	r.printf("%s\n", green(title("+++", 1)))
-	r.conversation("- ", d.only[0])
-	r.conversation("+ ", d.only[1])
+	r.conversation("- ", slices.Concat(d.common, d.only[0]), d.only[0])
+	r.conversation("+ ", slices.Concat(d.common, d.only[1]), d.only[1])
 }

@@ -61,6 +61,12 @@ type Result struct {
 	Err          error // why Outcome is Failed
 }
 
+// Labels of imported sessions.
+const (
+	FormatLabel = ".import.format" // the name of the format, as in Formats
+	FileLabel   = ".import.file"   // the base name of the file
+)
+
 // stampKey is the key of the record with the stamp of the last import. The last commit of an import
 // sets the record, so the record and the layout are always of the same import.
 const stampKey = ".import.stamp"
@@ -360,7 +366,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 // labels returns the labels that an import gives to the session of c.
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
-		identityLabel: c.Identity, ".import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), ".import.format": c.Format,
+		identityLabel: c.Identity, FileLabel: clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), FormatLabel: c.Format,
 	}
 	for k, v := range c.Labels {
 		out[k] = v

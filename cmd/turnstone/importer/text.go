@@ -14,10 +14,20 @@ func Text(payload []byte) string {
 	if json.Unmarshal(payload, &v) != nil {
 		return string(payload)
 	}
-	if s := text(v, 0); s != "" {
+	if s := text(v, 0, true); s != "" {
 		return s
 	}
 	return string(payload)
+}
+
+// Said returns what a payload says in the conversation: Text without what the model thought. It is empty if the
+// payload has no such text, as bookkeeping of an agent.
+func Said(payload []byte) string {
+	var v any
+	if json.Unmarshal(payload, &v) != nil {
+		return string(payload)
+	}
+	return text(v, 0, false)
 }
 
 // textFields are the fields in which the formats keep text. The first one that has any counts.
@@ -28,7 +38,7 @@ var textFields = []string{
 
 // text returns the text in a decoded value: of a list, the texts of its items; of an
 // object, that of the first of textFields that has any, and its tool calls.
-func text(v any, depth int) string {
+func text(v any, depth int, thoughts bool) string {
 	if depth > 6 {
 		return ""
 	}
@@ -38,13 +48,16 @@ func text(v any, depth int) string {
 		return v
 	case []any:
 		for _, item := range v {
-			if s := text(item, depth+1); s != "" {
+			if s := text(item, depth+1, thoughts); s != "" {
 				parts = append(parts, s)
 			}
 		}
 	case map[string]any:
+		if kind, _ := v["type"].(string); !thoughts && (kind == "thinking" || kind == "reasoning" || v["thought"] == true) {
+			return ""
+		}
 		for _, key := range textFields {
-			if s := text(v[key], depth+1); s != "" {
+			if s := text(v[key], depth+1, thoughts); s != "" {
 				parts = append(parts, s)
 				break
 			}
@@ -196,4 +209,14 @@ func walkValue(v any, depth int, f func(map[string]any)) {
 			}
 		}
 	}
+}
+
+// Beside reports whether a node of an imported session is beside the conversation: it says nothing, or it is what
+// the agent noted for itself.
+func Beside(kind string, payload []byte) bool {
+	switch kind {
+	case "user", "assistant", "tool", "system", "compaction", "summary", "attachment":
+		return strings.TrimSpace(Said(payload)) == ""
+	}
+	return true
 }
