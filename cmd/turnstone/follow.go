@@ -49,7 +49,6 @@ func (a *app) follow() *cobra.Command {
 		Use:     "follow [FOLDER…]",
 		Short:   "Keep the sessions of this machine's agents, as they write them",
 		Long:    followHelp,
-		Example: "turnstone follow --once .",
 		RunE: func(cmd *cobra.Command, folders []string) error {
 			if f.print != "" {
 				return a.printUnit(cmd, f.print)

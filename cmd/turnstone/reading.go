@@ -151,7 +151,7 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	}
 	convs, bad, err := importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
 	for i := range convs {
-		if r.as == "" {
+		if r.read != nil {
 			convs[i].Seen = r.version
 		}
 	}
