@@ -46,9 +46,9 @@ type followFlags struct {
 func (a *app) follow() *cobra.Command {
 	var f followFlags
 	c := &cobra.Command{
-		Use:     "follow [FOLDER…]",
-		Short:   "Keep the sessions of this machine's agents, as they write them",
-		Long:    followHelp,
+		Use:   "follow [FOLDER…]",
+		Short: "Keep the sessions of this machine's agents, as they write them",
+		Long:  followHelp,
 		RunE: func(cmd *cobra.Command, folders []string) error {
 			if f.print != "" {
 				return a.printUnit(cmd, f.print)

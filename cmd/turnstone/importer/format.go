@@ -88,9 +88,8 @@ type entry struct {
 	// session and agent distinguish the conversations of a file: agent names a sub-agent of a session.
 	session, agent string
 	// id is the object's own name, by which later ones name their parent. Without an id, the object goes on
-	// from the one before it. begins says that it has no parent although others come before it.
+	// from the one before it.
 	id, parent string
-	begins     bool
 
 	// kind is "user", "assistant", "tool" or "system", or something else for what is beside the conversation.
 	kind    string

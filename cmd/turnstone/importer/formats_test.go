@@ -48,8 +48,10 @@ var samples = map[string]struct {
 {"id":"3","timestamp":"2026-01-01T10:00:01Z","type":"gemini","content":"ho","model":"gem","tokens":{"input":5,"output":2}}
 {"$set":{"lastUpdated":"2026-01-01T10:00:01Z","summary":"A greeting"}}
 `, "gemini g-2 'A greeting' gem  user assistant [{gem 5 2 0 0 0}]"},
-	"checkpoint.json": {`[{"role":"user","parts":[{"text":"hi"}]},{"role":"model","parts":[{"functionCall":{"name":"f"}}]},{"role":"user","parts":[{"functionResponse":{"name":"f"}}]},{"role":"model","parts":[{"text":"ho"}]}]`,
-		"gemini-contents checkpoint 'hi'   user assistant tool assistant []"},
+	"checkpoint.json": {
+		`[{"role":"user","parts":[{"text":"hi"}]},{"role":"model","parts":[{"functionCall":{"name":"f"}}]},{"role":"user","parts":[{"functionResponse":{"name":"f"}}]},{"role":"model","parts":[{"text":"ho"}]}]`,
+		"gemini-contents checkpoint 'hi'   user assistant tool assistant []",
+	},
 	"qwen.jsonl": {`{"uuid":"a","parentUuid":null,"sessionId":"q-1","timestamp":"2026-01-01T10:00:00Z","type":"user","cwd":"/w","message":{"role":"user","parts":[{"text":"hi"}]}}
 {"uuid":"b","parentUuid":"a","sessionId":"q-1","timestamp":"2026-01-01T10:00:01Z","type":"assistant","model":"qw","message":{"role":"model","parts":[{"text":"ho"}]},"usageMetadata":{"promptTokenCount":7,"candidatesTokenCount":3,"cachedContentTokenCount":2,"thoughtsTokenCount":1}}
 `, "qwen-code q-1 'hi' qw /w user assistant [{qw 7 3 2 0 1}]"},
@@ -85,24 +87,38 @@ var samples = map[string]struct {
 	"opencode.json": {`{"info":{"id":"ses_9","title":"The title","time":{"created":1730000000000}},"messages":[{"info":{"role":"user"},"parts":[{"type":"text","text":"hi"}]},
  {"info":{"role":"assistant","modelID":"oc","tokens":{"input":5,"output":1,"reasoning":2,"cache":{"read":3,"write":4}}},"parts":[{"type":"text","text":"ho"}]}]}
 `, "opencode ses_9 'The title' oc  user assistant [{oc 5 1 3 4 2}]"},
-	"adk.json": {`{"id":"s","app_name":"a","user_id":"u","events":[{"author":"user","timestamp":1767261600.5,"content":{"role":"user","parts":[{"text":"hi"}]}},{"author":"agent","content":{"role":"model","parts":[{"text":"ho"}]},"usage_metadata":{"prompt_token_count":4,"candidates_token_count":2}}]}`,
-		"adk s 'hi'   user assistant [{ 4 2 0 0 0}]"},
-	"dicts.json": {`[{"type":"human","data":{"content":"hi"}},{"type":"ai","data":{"content":"ho","response_metadata":{"model_name":"lc"},"usage_metadata":{"input_tokens":5,"output_tokens":1,"input_token_details":{"cache_read":3}}}}]`,
-		"langchain dicts 'hi' lc  user assistant [{lc 5 1 3 0 0}]"},
-	"dumps.json": {`{"messages":[{"lc":1,"type":"constructor","id":["langchain","schema","messages","HumanMessage"],"kwargs":{"content":"hi","type":"human"}},{"lc":1,"type":"constructor","id":["langchain","schema","messages","ToolMessage"],"kwargs":{"content":"x"}}]}`,
-		"langchain dumps 'hi'   user tool []"},
-	"response.json": {`{"object":"response","id":"resp_1","model":"gpt-z","output":[{"type":"reasoning","summary":[]},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"ho"}]}],"usage":{"input_tokens":5,"output_tokens":2,"output_tokens_details":{"reasoning_tokens":1}}}`,
-		"openai-responses resp_1 '' gpt-z  assistant assistant [{gpt-z 5 2 0 0 1}]"},
-	"items.json": {`[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"x"}]`,
-		"openai-responses items 'hi'   user assistant tool []"},
+	"adk.json": {
+		`{"id":"s","app_name":"a","user_id":"u","events":[{"author":"user","timestamp":1767261600.5,"content":{"role":"user","parts":[{"text":"hi"}]}},{"author":"agent","content":{"role":"model","parts":[{"text":"ho"}]},"usage_metadata":{"prompt_token_count":4,"candidates_token_count":2}}]}`,
+		"adk s 'hi'   user assistant [{ 4 2 0 0 0}]",
+	},
+	"dicts.json": {
+		`[{"type":"human","data":{"content":"hi"}},{"type":"ai","data":{"content":"ho","response_metadata":{"model_name":"lc"},"usage_metadata":{"input_tokens":5,"output_tokens":1,"input_token_details":{"cache_read":3}}}}]`,
+		"langchain dicts 'hi' lc  user assistant [{lc 5 1 3 0 0}]",
+	},
+	"dumps.json": {
+		`{"messages":[{"lc":1,"type":"constructor","id":["langchain","schema","messages","HumanMessage"],"kwargs":{"content":"hi","type":"human"}},{"lc":1,"type":"constructor","id":["langchain","schema","messages","ToolMessage"],"kwargs":{"content":"x"}}]}`,
+		"langchain dumps 'hi'   user tool []",
+	},
+	"response.json": {
+		`{"object":"response","id":"resp_1","model":"gpt-z","output":[{"type":"reasoning","summary":[]},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"ho"}]}],"usage":{"input_tokens":5,"output_tokens":2,"output_tokens_details":{"reasoning_tokens":1}}}`,
+		"openai-responses resp_1 '' gpt-z  assistant assistant [{gpt-z 5 2 0 0 1}]",
+	},
+	"items.json": {
+		`[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"x"}]`,
+		"openai-responses items 'hi'   user assistant tool []",
+	},
 	"sharegpt.json": {`[{"id":"sg-1","conversations":[{"from":"human","value":"hi"},{"from":"gpt","value":"ho"}]}]`, "sharegpt sg-1 'hi'   user assistant []"},
 	"chatgpt.json": {`[{"title":"The title","create_time":1767261600.5,"conversation_id":"cg-1","default_model_slug":"gpt-w","mapping":{
 "r":{"id":"r","message":null,"parent":null},"a":{"id":"a","message":{"author":{"role":"user"},"create_time":1767261600.5,"content":{"content_type":"text","parts":["hi"]}},"parent":"r"},
 "b":{"id":"b","message":{"author":{"role":"assistant"},"content":{"content_type":"text","parts":["ho"]}},"parent":"a"}}}]`, "chatgpt cg-1 'The title' gpt-w  root user assistant []"},
-	"claude-ai.json": {`[{"uuid":"ca-1","name":"The title","created_at":"2026-01-01T10:00:00Z","chat_messages":[{"uuid":"a","text":"hi","sender":"human","parent_message_uuid":"00000000-0000-4000-8000-000000000000"},{"uuid":"b","text":"ho","sender":"assistant","parent_message_uuid":"a"}]}]`,
-		"claude.ai ca-1 'The title'   user assistant []"},
-	"cline.json": {`{"version":1,"sessionId":"cl-1","messages":[{"role":"user","content":[{"type":"text","text":"hi"}]},{"role":"assistant","content":[{"type":"text","text":"ho"}],"modelInfo":{"id":"clm"},"metrics":{"inputTokens":5,"outputTokens":2,"cacheReadTokens":1,"cacheWriteTokens":3}}]}`,
-		"openai cl-1 'hi' clm  user assistant [{clm 5 2 1 3 0}]"},
+	"claude-ai.json": {
+		`[{"uuid":"ca-1","name":"The title","created_at":"2026-01-01T10:00:00Z","chat_messages":[{"uuid":"a","text":"hi","sender":"human","parent_message_uuid":"00000000-0000-4000-8000-000000000000"},{"uuid":"b","text":"ho","sender":"assistant","parent_message_uuid":"a"}]}]`,
+		"claude.ai ca-1 'The title'   user assistant []",
+	},
+	"cline.json": {
+		`{"version":1,"sessionId":"cl-1","messages":[{"role":"user","content":[{"type":"text","text":"hi"}]},{"role":"assistant","content":[{"type":"text","text":"ho"}],"modelInfo":{"id":"clm"},"metrics":{"inputTokens":5,"outputTokens":2,"cacheReadTokens":1,"cacheWriteTokens":3}}]}`,
+		"openai cl-1 'hi' clm  user assistant [{clm 5 2 1 3 0}]",
+	},
 }
 
 // Each agent's form is found out; ids, names, models, directories and usage are those of the file, and its export
