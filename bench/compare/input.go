@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/gob"
 	"encoding/json"
 	"errors"
@@ -108,12 +109,15 @@ func readCorpus(dir string) ([]importer.Conversation, error) {
 		if err != nil {
 			return nil, err
 		}
-		data, err := importer.Read(f)
+		data, err := importer.Read(context.Background(), f)
 		f.Close()
 		if err != nil {
 			return nil, err
 		}
-		found, _ := importer.Parse(filepath.Base(file), data) // what is no transcript is left out
+		found, _, err := importer.Parse(context.Background(), filepath.Base(file), data) // what is no transcript is left out
+		if err != nil {
+			return nil, err
+		}
 		convs = append(convs, found...)
 	}
 	return convs, err

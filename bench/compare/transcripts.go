@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,14 +23,14 @@ func transcript(file string) (data []byte, convs []importer.Conversation, err er
 		return nil, nil, err
 	}
 	defer f.Close()
-	if data, err = importer.Read(f); err != nil {
+	if data, err = importer.Read(context.Background(), f); err != nil {
 		return nil, nil, err
 	}
-	convs, bad := importer.Parse(filepath.Base(file), data)
+	convs, bad, err := importer.Parse(context.Background(), filepath.Base(file), data)
 	if len(bad) > 0 {
 		return nil, nil, bad[0]
 	}
-	return data, convs, nil
+	return data, convs, err
 }
 
 // transcripts returns the files of the corpus of a pattern.
@@ -174,7 +175,7 @@ func promptsOf(c importer.Conversation) (every, alone importer.Conversation, ver
 		every.Events = append(every.Events, e)
 		if prompt := e.Checkpoint["prompt"]; prompt != nil {
 			versions++
-			alone.Events = []importer.Event{{Kind: "assistant", Checkpoint: map[string][]byte{"prompt": prompt}}}
+			alone.Events = []importer.Event{{Kind: "assistant", Before: -1, Checkpoint: map[string][]byte{"prompt": prompt}}}
 		}
 	}
 	return every, alone, versions

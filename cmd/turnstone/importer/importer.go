@@ -84,8 +84,8 @@ type Event struct {
 	Kind    string
 	Payload []byte
 	Line    int // position in the file, for its order; 0-based
-	// Before is the index of the event that this one follows, which is an earlier one. It is noEvent for the
-	// beginning of a tree, and forkNode for an event that goes on from the ForkKey of an attached conversation.
+	// Before is the index of the event that this one follows, which is an earlier one. It is -1 for the
+	// beginning of a tree, and -2 for an event that goes on from the ForkKey of an attached conversation.
 	Before int
 
 	Turn bool      // begins a turn
