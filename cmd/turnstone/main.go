@@ -174,7 +174,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status()}},
+		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status(), a.resume()}},
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},

@@ -78,11 +78,8 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 		return err
 	}
 	r := reader{columns: width(cmd.OutOrStdout()), whole: f.whole, thoughts: true}
-	if r.times, err = timesOf(ctx, p.Session, state.Nodes); err != nil {
-		return err
-	}
 	all := state.Nodes
-	state.Nodes = f.chosen(all, r.times, since)
+	state.Nodes = f.chosen(all, since)
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	r.printer = printer{w: out}
 	if f.asLines {
@@ -123,9 +120,9 @@ func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error)
 }
 
 // chosen returns the nodes that the flags choose.
-func (f *showFlags) chosen(nodes []turnstone.Node, times map[head.Revision]time.Time, since time.Time) (out []turnstone.Node) {
+func (f *showFlags) chosen(nodes []turnstone.Node, since time.Time) (out []turnstone.Node) {
 	for _, n := range nodes {
-		if (len(f.kinds) == 0 || slices.Contains(f.kinds, n.Kind)) && (since.IsZero() || !n.Inherited && !times[n.Revision].Before(since)) {
+		if (len(f.kinds) == 0 || slices.Contains(f.kinds, n.Kind)) && !n.Time.Before(since) {
 			out = append(out, n)
 		}
 	}
@@ -156,32 +153,6 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 		return t, usageError{fmt.Errorf("--since must be a date, a time or a duration, not %q", text)}
 	}
 	return t, nil
-}
-
-// timesOf returns the times of the commits that made nodes of the session, by their revisions.
-func timesOf(ctx context.Context, s *turnstone.Session, nodes []turnstone.Node) (map[head.Revision]time.Time, error) {
-	times := map[head.Revision]time.Time{}
-	first, last := head.Revision(0), head.Revision(0)
-	for i := range nodes {
-		if r := nodes[i].Revision; !nodes[i].Inherited {
-			last = max(last, r)
-			if first == 0 || r < first {
-				first = r
-			}
-		}
-	}
-	if last == 0 {
-		return times, nil
-	}
-	for e, err := range s.Log(ctx, first-1) {
-		if err != nil {
-			return nil, err
-		}
-		if times[e.Revision] = e.Time; e.Revision >= last {
-			break
-		}
-	}
-	return times, nil
 }
 
 // printNodes prints nodes as JSON. side is empty except in the output of diff.
@@ -263,7 +234,6 @@ type reader struct {
 	whole   bool // don't fold payloads
 	// thoughts says that what the model thought is printed, too.
 	thoughts bool
-	times    map[head.Revision]time.Time // of commits, by their revisions
 }
 
 // conversation prints some of the nodes of a conversation, each line after a margin. all are the others as well,
@@ -332,9 +302,8 @@ func (r *reader) title(margin string, room int, n *turnstone.Node, notes []strin
 	where := fmt.Sprintf("revision %d", n.Revision)
 	if n.Inherited {
 		where += " of what it forked from"
-	} else if at, ok := r.times[n.Revision]; ok {
-		where += "  " + moment(at)
 	}
+	where += "  " + moment(n.Time)
 	r.printf("%s\n%s%s  %s  ", strings.TrimRight(margin, " "), margin, faint(short(n.ID)), bold(line(n.Kind, 40)))
 	all := strings.Join(append([]string{where}, notes...), "  ")
 	if room == 0 || columns(short(n.ID)+line(n.Kind, 40)+all)+4 <= room+2 {

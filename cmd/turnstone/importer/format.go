@@ -118,14 +118,14 @@ type entry struct {
 	calls, results []string
 }
 
-// unreadable is the kind of events that are bytes that can't be read.
-const unreadable = "unreadable"
+// Unreadable is the kind of events that are bytes that can't be read.
+const Unreadable = "unreadable"
 
 // entry reads an object.
 func (t *format) entry(p piece, at int) *entry {
 	e := &entry{piece: p, at: at}
 	if p.broken != "" {
-		e.kind, e.beside = unreadable, true
+		e.kind, e.beside = Unreadable, true
 		return e
 	}
 	f := parseFields(p.raw)

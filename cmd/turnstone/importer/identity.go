@@ -34,9 +34,9 @@ const (
 	kinStdin            // one continues the other
 )
 
-// identityLabel is the label of a session that has the identity of its conversation. It is the
+// IdentityLabel is the label of a session that has the identity of its conversation. It is the
 // only one of an import that is indexed: an import finds sessions by it.
-const identityLabel = "import.identity"
+const IdentityLabel = "import.identity"
 
 var uuid = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 

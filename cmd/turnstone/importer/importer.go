@@ -466,7 +466,7 @@ func (c *Conversation) finish() {
 	c.setSteps()
 	c.setTimes()
 	for i := range c.Events {
-		if c.Events[i].Kind == unreadable {
+		if c.Events[i].Kind == Unreadable {
 			c.torn++
 		}
 	}

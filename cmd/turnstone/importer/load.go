@@ -188,7 +188,7 @@ func Sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions)
 
 // holders returns the sessions that hold conversations of an identity.
 func (l *loader) holders(ctx context.Context, identity string) (all []*turnstone.Info, err error) {
-	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{Labels: map[string]string{identityLabel: identity}}) {
+	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{Labels: map[string]string{IdentityLabel: identity}}) {
 		if err != nil {
 			return nil, err
 		}
@@ -303,7 +303,7 @@ func (l *loader) create(ctx context.Context, c *Conversation) (*held, error) {
 func (l *loader) make(ctx context.Context, c *Conversation, id string, known bool) (*held, error) {
 	req := turnstone.Request{ID: id, Metadata: head.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels(), HostCreated: c.began, HostUpdated: c.ended()}}
 	if !known {
-		delete(req.Labels, identityLabel)
+		delete(req.Labels, IdentityLabel)
 	}
 	if c.Parent != "" {
 		if err := l.descend(ctx, c, &req); err != nil {
@@ -366,7 +366,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 // labels returns the labels that an import gives to the session of c.
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
-		identityLabel: c.Identity, FileLabel: clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), FormatLabel: c.Format,
+		IdentityLabel: c.Identity, FileLabel: clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), FormatLabel: c.Format,
 	}
 	for k, v := range c.Labels {
 		out[k] = v

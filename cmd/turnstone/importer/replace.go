@@ -73,7 +73,7 @@ func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *h
 	_, last := h.end(c)
 	if err = l.commit(ctx, c, r, h, plan{last: last}); err == nil {
 		l.Clock.set(c.ended())
-		err = h.session.SaveMetadata(ctx, head.Metadata{Labels: map[string]string{identityLabel: c.Identity}})
+		err = h.session.SaveMetadata(ctx, head.Metadata{Labels: map[string]string{IdentityLabel: c.Identity}})
 		l.Clock.set(noTime)
 	}
 	if err != nil { // The new session goes also if the caller's context has ended. Nobody else knows it.
