@@ -254,3 +254,16 @@ func TestP17_AnImportSaysAsJSONWhatBecameOfEachConversation(t *testing.T) {
 		t.Errorf("%s", errs)
 	}
 }
+
+func TestP25_UsageIsSummedUpByProjectAgentAndBranch(t *testing.T) {
+	store := t.TempDir() + "/store"
+	line := strings.Replace(spoken("s", 0), `"type":"user"`, `"type":"assistant","cwd":"/w","gitBranch":"main"`, 1)
+	line = strings.Replace(line, `"role":"user"`, `"id":"m","model":"cl","usage":{"input_tokens":3,"output_tokens":1}`, 1)
+	must(t, "import", write(t, "s.jsonl", line), write(t, "chat.jsonl", `{"role":"assistant","content":"y","usage":{"prompt_tokens":2}}`), "--store", store)
+	if out := must(t, "usage", "--by", "project,agent,branch", "--csv", "--store", store); out != "project,agent,branch,input,output,cached,written,reasoning\n,openai,,2,0,0,0,0\n/w,claude-code,main,3,1,0,0,0\n" {
+		t.Errorf("%s", out)
+	}
+	if out := must(t, "usage", "--by", "branch,model", "--json", "--store", store); !strings.Contains(out, `{"branch":"main","model":"cl","input":3,"output":1}`) {
+		t.Errorf("%s", out)
+	}
+}

@@ -22,6 +22,9 @@ import (
 type usageLine struct {
 	Session string `json:"session,omitempty"`
 	Day     string `json:"day,omitempty"`
+	Project string `json:"project,omitempty"`
+	Agent   string `json:"agent,omitempty"`
+	Branch  string `json:"branch,omitempty"`
 	head.Usage
 }
 

@@ -18,6 +18,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
+// usageColumns are what usage sums up by.
+var usageColumns = []string{"session", "model", "day", "project", "agent", "branch"}
+
 // usageFlags has the flags of usage.
 type usageFlags struct {
 	by             []string
@@ -29,14 +32,14 @@ func (a *app) usage() *cobra.Command {
 	var f usageFlags
 	c := &cobra.Command{
 		Use:   "usage [SESSION…]",
-		Short: "Sum up the tokens that were used by session, model and day",
-		Long: "Sum up the tokens that all sessions, those of a group, or the named ones used, by session, model and day. A fork counts only\n" +
-			"its own turns. Days are in the local time zone.",
+		Short: "Sum up the tokens that were used, by model, day, session, project, agent or branch",
+		Long: "Sum up the tokens that all sessions, those of a group, or the named ones used. A fork counts only its own turns. Days are\n" +
+			"in the local time zone. The project of a session is its directory; agent and branch of git are those of an imported one.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for i, b := range f.by {
-				if !slices.Contains([]string{"session", "model", "day"}, b) || slices.Contains(f.by[:i], b) {
-					return usageError{fmt.Errorf("--by must be a list of session, model and day, not %q", strings.Join(f.by, ","))}
+				if !slices.Contains(usageColumns, b) || slices.Contains(f.by[:i], b) {
+					return usageError{fmt.Errorf("--by must be a list of %s, not %q", strings.Join(usageColumns, ", "), strings.Join(f.by, ","))}
 				}
 			}
 			if f.group != "" && len(args) > 0 {
@@ -51,7 +54,7 @@ func (a *app) usage() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, or several of them")
+	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, project, agent, branch, or several of them")
 	c.Flags().StringVar(&f.group, "group", "", "sum up the sessions of this group and of those below it")
 	c.Flags().BoolVar(&f.asCSV, "csv", false, "print comma-separated values (RFC 4180)")
 	jsonFlag(c, &f.asLines)
@@ -76,7 +79,7 @@ func (f *usageFlags) print(w io.Writer, l *ledger) error {
 
 func (l *ledger) printJSON(w io.Writer) error {
 	for _, k := range l.accounts() {
-		u := usageLine{k.session, k.day, *l.sums[k]}
+		u := usageLine{k.session, k.day, k.project, k.agent, k.branch, *l.sums[k]}
 		u.Model = k.model
 		if err := asJSON(w, u); err != nil {
 			return err
@@ -102,7 +105,7 @@ func (l *ledger) printCSV(out io.Writer) error {
 // printTable prints the sums and their total. Names can be long, so they come last,
 // where a terminal may cut them.
 func (l *ledger) printTable(w io.Writer, columns int) error {
-	var t table
+	t := table{least: []string{"REASONING", "WRITTEN", "CACHED"}}
 	for i, row := range append(l.rows(), l.total()...) {
 		for j := range row {
 			if i == 0 {
@@ -116,7 +119,12 @@ func (l *ledger) printTable(w io.Writer, columns int) error {
 }
 
 // An account is the key of a sum. Fields by which the ledger does not sum are empty.
-type account struct{ session, day, model string }
+type account struct{ session, day, model, project, agent, branch string }
+
+// column returns the field of a column.
+func (k *account) column(name string) *string {
+	return map[string]*string{"session": &k.session, "day": &k.day, "model": &k.model, "project": &k.project, "agent": &k.agent, "branch": &k.branch}[name]
+}
 
 // A ledger sums up usage.
 type ledger struct {
@@ -128,17 +136,12 @@ type ledger struct {
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
 
 // add adds the usage of a session on a day.
-func (l *ledger) add(session, day string, usage []head.Usage) {
+func (l *ledger) add(i *turnstone.Info, day string, usage []head.Usage) {
 	for _, u := range usage {
+		all := account{i.ID, day, u.Model, i.Cwd, i.Labels[importer.FormatLabel], i.Labels[importer.BranchLabel]}
 		k := account{}
-		if l.has("session") {
-			k.session = session
-		}
-		if l.has("day") {
-			k.day = day
-		}
-		if l.has("model") {
-			k.model = u.Model
+		for _, name := range l.by {
+			*k.column(name) = *all.column(name)
 		}
 		if l.sums[k] == nil {
 			l.sums[k] = &head.Usage{}
@@ -193,7 +196,7 @@ func (l *ledger) readAll(ctx context.Context, st *turnstone.Store) error {
 // session are in its Info.
 func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnstone.Info) error {
 	if !l.has("day") {
-		l.add(i.ID, "", i.Usage)
+		l.add(i, "", i.Usage)
 		return nil
 	}
 	s, err := st.Session(ctx, i.ID)
@@ -204,19 +207,20 @@ func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnst
 		if err != nil {
 			return err
 		}
-		l.add(i.ID, e.Time.Local().Format("2006-01-02"), e.Usage)
+		l.add(i, e.Time.Local().Format("2006-01-02"), e.Usage)
 	}
 	return nil
 }
 
-// accounts returns the keys of the sums, ordered by day, session and model.
+// accounts returns the keys of the sums, ordered by day, and then by what is the larger: projects before sessions.
 func (l *ledger) accounts() []account {
 	out := make([]account, 0, len(l.sums))
 	for k := range l.sums {
 		out = append(out, k)
 	}
 	slices.SortFunc(out, func(a, b account) int {
-		return cmp.Or(cmp.Compare(a.day, b.day), cmp.Compare(a.session, b.session), cmp.Compare(a.model, b.model))
+		return cmp.Or(cmp.Compare(a.day, b.day), cmp.Compare(a.project, b.project), cmp.Compare(a.agent, b.agent), cmp.Compare(a.branch, b.branch),
+			cmp.Compare(a.session, b.session), cmp.Compare(a.model, b.model))
 	})
 	return out
 }
@@ -249,7 +253,7 @@ func (l *ledger) total() [][]string {
 func (l *ledger) row(k account, u *head.Usage) []string {
 	var row []string
 	for _, b := range l.by {
-		row = append(row, map[string]string{"session": k.session, "day": k.day, "model": k.model}[b])
+		row = append(row, *k.column(b))
 	}
 	for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
 		row = append(row, fmt.Sprint(n))

@@ -156,8 +156,13 @@ func (k *talk) describe(e *entry) {
 	if _, here := k.first[e.titleOf]; e.title != "" && e.rank >= k.rank && (here || e.titleOf == "") {
 		k.Name, k.rank = tidy(e.title), e.rank
 	}
-	if e.label[1] != "" {
-		k.Labels = map[string]string{e.label[0]: clip(e.label[1], turnstone.MaxLabel)}
+	for _, label := range [][2]string{e.label, {BranchLabel, e.branch}} {
+		if label[1] != "" {
+			if k.Labels == nil {
+				k.Labels = map[string]string{}
+			}
+			k.Labels[label[0]] = clip(strings.ToValidUTF8(label[1], "�"), turnstone.MaxLabel)
+		}
 	}
 	if e.session == "" || k.Agent != "" {
 		return

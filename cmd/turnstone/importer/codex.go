@@ -13,7 +13,7 @@ var codex = &format{
 	line: func(f *fields) bool {
 		return f.has("timestamp", "type", "payload") && f.get("payload").IsObject()
 	},
-	field: places{time: "timestamp", cwd: "payload.cwd", model: "payload.model"},
+	field: places{time: "timestamp", cwd: "payload.cwd", branch: "payload.git.branch", model: "payload.model"},
 	read: func(f *fields, e *entry) {
 		switch f.text("type") {
 		case "session_meta":

@@ -10,7 +10,7 @@ var copilot = &format{
 	},
 	field: places{
 		id: "id", parent: "parentId", time: "timestamp", model: "data.model,data.selectedModel,data.newModel",
-		cwd: "data.context.cwd", usage: "data",
+		cwd: "data.context.cwd", branch: "data.context.branch", usage: "data",
 	},
 	read: func(f *fields, e *entry) {
 		kind := f.text("type")

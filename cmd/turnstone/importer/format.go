@@ -46,6 +46,7 @@ type format struct {
 type places struct {
 	session, agent, id, parent string
 	time, model, title, cwd    string
+	branch                     string // of git
 	usage                      string
 }
 
@@ -98,6 +99,7 @@ type entry struct {
 	time    time.Time
 	model   string
 	cwd     string
+	branch  string // of git
 	title   string
 	rank    int       // of the title: of those of the highest rank the last one counts
 	titleOf string    // the title counts only if the conversation has an entry of this id
@@ -132,6 +134,7 @@ func (t *format) entry(p piece, at int) *entry {
 	w := &t.field
 	e.session, e.agent, e.id = f.at(w.session), f.at(w.agent), f.at(w.id)
 	e.parent, e.model, e.title, e.cwd = f.at(w.parent), f.at(w.model), f.at(w.title), f.at(w.cwd)
+	e.branch = f.at(w.branch)
 	e.time = f.time(split(w.time)...).Time
 	e.usage = f.usage(e.model, split(w.usage)...)
 	t.read(f, e)
@@ -141,7 +144,7 @@ func (t *format) entry(p piece, at int) *entry {
 
 // own makes strings of e independent of the object that they were read from.
 func (e *entry) own() {
-	for _, s := range []*string{&e.session, &e.agent, &e.id, &e.parent, &e.model, &e.title, &e.cwd, &e.kind, &e.from, &e.total, &e.response, &e.titleOf, &e.rewind, &e.label[1]} {
+	for _, s := range []*string{&e.session, &e.agent, &e.id, &e.parent, &e.model, &e.title, &e.cwd, &e.branch, &e.kind, &e.from, &e.total, &e.response, &e.titleOf, &e.rewind, &e.label[1]} {
 		*s = strings.Clone(*s)
 	}
 	for _, list := range [][]string{e.calls, e.results} {

@@ -65,6 +65,7 @@ type Result struct {
 const (
 	FormatLabel = ".import.format" // the name of the format, as in Formats
 	FileLabel   = ".import.file"   // the base name of the file
+	BranchLabel = ".import.branch" // the branch of git that the agent worked on last
 )
 
 // stampKey is the key of the record with the stamp of the last import. The last commit of an import

@@ -8,7 +8,7 @@ var qwen = &format{
 	},
 	field: places{
 		session: "sessionId", agent: "agentId", id: "uuid", parent: "parentUuid", time: "timestamp",
-		model: "model", cwd: "cwd", usage: "usageMetadata", title: "systemPayload.customTitle",
+		model: "model", cwd: "cwd", branch: "gitBranch", usage: "usageMetadata", title: "systemPayload.customTitle",
 	},
 	read: func(f *fields, e *entry) {
 		e.say(f.text("type"))
