@@ -52,7 +52,7 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "want KEY=VALUE", "label chat nothing"},
 		{exitUsage, "not \"colour\"", "label chat --unset name,colour"},
 		{exitUsage, "--unset name", "label chat --name="},
-		{exitUsage, "session, model and day", "usage --by week"},
+		{exitUsage, "--by must be a list of session, model, day", "usage --by week"},
 		{exitUsage, "can't", "fork chat chat"},
 		{exitUsage, "without a revision or node", "rewind chat@1 --empty"},
 		{exitUsage, "--by must be turn or step", "import --by foo x"},

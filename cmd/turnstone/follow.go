@@ -51,19 +51,18 @@ func (a *app) follow() *cobra.Command {
 		Long:  followHelp,
 		RunE: func(cmd *cobra.Command, folders []string) error {
 			if f.print != "" {
-				return a.printUnit(cmd, f.print)
+				return a.printUnit(cmd, &f, folders)
 			}
 			if f.poll < time.Second {
 				return usageError{errors.New("--poll must be at least 1s")}
 			}
-			homes, err := homesOf(folders)
-			if err != nil {
+			if _, err := homesOf(folders); err != nil && (f.once || len(folders) > 0) {
 				return err
 			}
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				w := follower{cmd: cmd, st: st, flags: &f, homes: homes, options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}}
+				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}}
 				err := w.run(cmd.Context())
 				if errors.Is(err, context.Canceled) && !f.once {
 					return nil // That is how it ends.
@@ -105,15 +104,16 @@ func homesOf(folders []string) ([]importer.Home, error) {
 
 // A follower imports what agents write.
 type follower struct {
-	cmd     *cobra.Command
-	st      *turnstone.Store
-	flags   *followFlags
-	homes   []importer.Home
-	options importer.Options
-	seen    importer.SeenSet
-	unread  map[string]unread // files that hold no conversation, or could not be read
-	failed  map[string]string // errors of conversations that could not be stored
-	watcher *fsnotify.Watcher
+	cmd       *cobra.Command
+	st        *turnstone.Store
+	flags     *followFlags
+	folders   []string // those that were named
+	options   importer.Options
+	seen      importer.SeenSet
+	unread    map[string]unread // files that hold no conversation, or could not be read
+	unwatched map[string]bool   // folders without notifications
+	failed    map[string]string // errors of conversations that could not be stored
+	watcher   *fsnotify.Watcher
 }
 
 // unread is a version of a file that could not be read, and why.
@@ -186,7 +186,11 @@ func (w *follower) changes(ctx context.Context) error {
 // pass looks at all files and imports those that have changed.
 func (w *follower) pass(ctx context.Context) error {
 	var files []string
-	for _, h := range w.homes {
+	homes, err := homesOf(w.folders)
+	if err != nil && w.flags.once {
+		return err
+	}
+	for _, h := range homes { // An agent may be used for the first time while they are followed.
 		files = append(files, w.walk(h.Folder)...)
 	}
 	return w.bring(ctx, files, true)
@@ -196,7 +200,8 @@ func (w *follower) pass(ctx context.Context) error {
 func (w *follower) walk(folder string) []string {
 	found, _ := transcriptsBelow(folder, func(dir string) {
 		if w.watcher != nil && !w.flags.once {
-			if err := w.watcher.Add(dir); err != nil {
+			if err := w.watcher.Add(dir); err != nil && !w.unwatched[dir] {
+				w.unwatched[dir] = true
 				fmt.Fprintf(w.cmd.ErrOrStderr(), "no notifications of %s, so a change is seen within %v: %v\n", clean(dir), w.flags.poll, err)
 			}
 		}
@@ -208,11 +213,11 @@ func (w *follower) walk(folder string) []string {
 func (w *follower) below(changed map[string]bool) []string {
 	var files []string
 	for path := range changed {
-		switch info, err := os.Stat(path); {
+		switch info, err := os.Lstat(path); {
 		case err != nil: // It is gone.
 		case info.IsDir():
 			files = append(files, w.walk(path)...)
-		case importer.MayBeTranscript(path):
+		case info.Mode().IsRegular() && importer.MayBeTranscript(path):
 			files = append(files, path)
 		}
 	}
@@ -240,8 +245,12 @@ func (w *follower) bring(ctx context.Context, files []string, all bool) error {
 		return err
 	}
 	results, err := r.load(w.st, convs, w.options)
-	w.say(results)
-	complain(w.cmd, r.bad)
+	if w.say(results); !w.flags.quiet {
+		complain(w.cmd, r.bad)
+	}
+	if w.flags.once && err == nil {
+		err = failures(results)
+	}
 	return err
 }
 
@@ -249,7 +258,7 @@ func (w *follower) bring(ctx context.Context, files []string, all bool) error {
 func (w *follower) known(path string, info fs.FileInfo) bool {
 	version := importer.SeenOf(path, info)
 	u, ok := w.unread[path]
-	return w.seen.Has(version) || ok && *u.version == *version
+	return w.seen[*version] || ok && *u.version == *version
 }
 
 // note notes that a version of a file was read and imported, or could not be read.
@@ -259,7 +268,7 @@ func (w *follower) note(path string, version *importer.Seen, bad []*importer.Bad
 		w.unread[path] = unread{version, bad[0].Reason}
 		return
 	}
-	w.seen.Add(version)
+	w.seen[*version] = true
 }
 
 // say prints what was imported.

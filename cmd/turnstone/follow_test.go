@@ -269,7 +269,7 @@ func TestP22_FollowKnowsWhereAgentsKeepTheirSessions(t *testing.T) {
 	if code != 0 || out != "claude-code imported c: 1 node new\ncodex imported x: 1 node new\n" {
 		t.Errorf("%d %s %s", code, out, errs)
 	}
-	if code, _, errs := status(t, []string{"HOME=" + t.TempDir(), "CODEX_HOME=", "CLAUDE_CONFIG_DIR=", "XDG_DATA_HOME="}, "follow", "--store", store); code != exitFailed || !strings.Contains(errs, "name the folders") {
+	if code, _, errs := status(t, []string{"HOME=" + t.TempDir(), "CODEX_HOME=", "CLAUDE_CONFIG_DIR=", "XDG_DATA_HOME="}, "follow", "--once", "--store", store); code != exitFailed || !strings.Contains(errs, "name the folders") {
 		t.Errorf("%d %s", code, errs)
 	}
 }

@@ -26,7 +26,8 @@ type reading struct {
 	bad      []*importer.BadInput
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
-	version  *importer.Seen // of the file that was read last
+	version  *importer.Seen       // of the file that was read last
+	found    []*importer.BadInput // in the file that was read last
 	// read, if set, is called when a version of a file was imported, or holds nothing to import.
 	read func(path string, version *importer.Seen, bad []*importer.BadInput)
 }
@@ -35,7 +36,8 @@ type reading struct {
 type transcript struct {
 	path  string
 	named bool // by the command line, not found in a folder
-	again bool // it was put off until the other files are imported
+	again bool // it was put off until other files are imported
+	after int  // how many conversations were imported then
 }
 
 // find finds the files that args name, and those below the folders that they name.
@@ -61,6 +63,9 @@ func (r *reading) find(args []string) error {
 // transcriptsBelow returns the files below a folder that may be transcripts by their names, the sessions before
 // their sub-agents. It calls each for every folder that has such files.
 func transcriptsBelow(folder string, each func(folder string)) (paths []string, err error) {
+	if real, err := filepath.EvalSymlinks(folder); err == nil { // A walk does not follow a link, not even the first one.
+		folder = real
+	}
 	err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil && path != folder:
@@ -93,6 +98,7 @@ func (r *reading) next() ([]importer.Conversation, error) {
 			return nil, r.interrupted(err)
 		}
 		r.done++
+		r.found = bad
 		if r.progress != nil {
 			r.progress.Add(1)
 		}
@@ -105,15 +111,15 @@ func (r *reading) next() ([]importer.Conversation, error) {
 		if len(convs) > 0 {
 			return convs, nil
 		}
-		r.finished(f.path, bad)
+		r.finished(f.path)
 	}
 	return nil, nil
 }
 
 // finished says that the file that was read last is done.
-func (r *reading) finished(path string, bad []*importer.BadInput) {
+func (r *reading) finished(path string) {
 	if r.read != nil && r.version != nil {
-		r.read(path, r.version, bad)
+		r.read(path, r.version, r.found)
 	}
 }
 
@@ -130,15 +136,11 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	name := path
 	r.version = nil
 	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, []*importer.BadInput{{File: path, Reason: reason(err)}}, nil
-		}
-		defer f.Close()
-		in = f
-		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() {
 			r.version = importer.SeenOf(path, info) // before it is read, so that what is written meanwhile is noticed
 		}
+		in = &file{path: path}
 	} else {
 		name = "stdin"
 	}
@@ -149,13 +151,27 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	if err != nil {
 		return nil, []*importer.BadInput{{File: cmp.Or(r.as, name), Reason: reason(err)}}, nil
 	}
-	convs, bad, err := importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
-	for i := range convs {
-		if r.read != nil {
-			convs[i].Seen = r.version
-		}
+	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
+}
+
+// A file is opened when it is read first, because to open a named pipe may take for ever, and closed at its end.
+type file struct {
+	path string
+	f    *os.File
+	err  error // of the last read
+}
+
+func (f *file) Read(p []byte) (n int, err error) {
+	if f.f == nil && f.err == nil {
+		f.f, f.err = os.Open(f.path)
 	}
-	return convs, bad, err
+	if f.err != nil {
+		return 0, f.err
+	}
+	if n, f.err = f.f.Read(p); f.err != nil {
+		f.err = cmp.Or(f.f.Close(), f.err)
+	}
+	return n, f.err
 }
 
 // load imports convs and all that next returns. A file whose conversations come from a session that is not there
@@ -163,18 +179,16 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o importer.Options) ([]importer.Result, error) {
 	ctx := r.cmd.Context()
 	var results []importer.Result
-	for err := error(nil); convs != nil; convs, err = r.next() {
-		if err != nil {
-			return results, err
-		}
+	var err error
+	for ; convs != nil; convs, err = r.next() {
 		f := r.files[r.done-1]
-		if !f.again && f.path != "-" && len(r.files) > 1 {
+		if f.path != "-" && len(r.files) > 1 && (!f.again || len(results) > f.after) {
 			waits, err := importer.WaitsForParent(ctx, st, convs)
 			if err != nil && ctx.Err() == nil {
 				return results, err
 			}
 			if waits {
-				f.again = true
+				f.again, f.after = true, len(results)
 				r.files = append(r.files, f)
 				continue
 			}
@@ -185,7 +199,12 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 			return append(results, of...), r.interrupted(ctx.Err())
 		}
 		if !slices.ContainsFunc(of, func(r importer.Result) bool { return r.Err != nil }) {
-			r.finished(f.path, nil)
+			if r.read != nil && len(r.found) == 0 && r.version != nil {
+				if err := r.version.Note(ctx, st, of[len(of)-1].Session); err != nil {
+					return results, err
+				}
+			}
+			r.finished(f.path)
 		}
 		for i := range of {
 			c := of[i].Conversation
@@ -193,16 +212,14 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 		}
 		results = append(results, of...)
 	}
-	return results, nil
+	return results, err
 }
 
 // failed returns an error if a file that the command line named can't be read, or a conversation was not imported.
 func (r *reading) failed(results []importer.Result) error {
 	var failed []error
-	for i := range results {
-		if results[i].Err != nil {
-			failed = append(failed, results[i].Err)
-		}
+	if err := failures(results); err != nil {
+		failed = append(failed, err)
 	}
 	rest := "the rest was imported"
 	if len(results) == 0 {
@@ -216,6 +233,18 @@ func (r *reading) failed(results []importer.Result) error {
 	}
 	if len(failed) > 0 {
 		return inputError{errors.Join(failed...)}
+	}
+	return nil
+}
+
+// failures returns the errors of conversations that were not imported.
+func failures(results []importer.Result) error {
+	var failed []error
+	for i := range results {
+		failed = append(failed, results[i].Err)
+	}
+	if err := errors.Join(failed...); err != nil {
+		return inputError{err}
 	}
 	return nil
 }

@@ -99,11 +99,11 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 	p2 := printer{w: cmd.OutOrStdout()}
 	p2.printf("%s\n", clean(r.Path))
 	if r.Cwd != "" {
-		p2.printf("cd %s && ", clean(shellWord(r.Cwd)))
+		p2.printf("cd %s && ", clean(shellQuote(r.Cwd)))
 	}
 	words := make([]string, len(r.Command))
 	for i, w := range r.Command {
-		words[i] = shellWord(w)
+		words[i] = shellQuote(w)
 	}
 	p2.printf("%s\n", clean(strings.Join(words, " ")))
 	return p2.err
@@ -172,15 +172,4 @@ func giveBack(r *importer.Resumption) error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
-}
-
-// shellWord quotes a word for a POSIX shell, if it needs that.
-func shellWord(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,+@", r)
-	}
-	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
-		return s
-	}
-	return shellQuote(s)
 }

@@ -102,15 +102,15 @@ func statusOf(cmd *cobra.Command, seen importer.SeenSet, h importer.Home) (statu
 		}
 		l.Files++
 		l.Bytes += info.Size()
-		if seen.Has(importer.SeenOf(path, info)) {
+		if seen[*importer.SeenOf(path, info)] {
 			l.Stored++
 			continue
 		}
-		convs, bad, err := r.parse(path)
+		_, bad, err := r.parse(path)
 		switch {
 		case err != nil:
 			return l, err
-		case len(convs) == 0 && len(bad) > 0:
+		case len(bad) > 0:
 			l.Unread[path] = bad[0].Reason
 		default:
 			l.Behind = append(l.Behind, path)

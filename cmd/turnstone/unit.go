@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The units that `turnstone follow --print` prints. The first argument is the command, the second is the store.
+// The units that `turnstone follow --print` prints. The argument is the command line.
 const (
 	systemdUnit = `# Save this as ~/.config/systemd/user/turnstone-follow.service, then:
 #   systemctl --user enable --now turnstone-follow
@@ -19,7 +19,7 @@ const (
 Description=Keep the sessions of coding agents
 
 [Service]
-ExecStart=%s follow --quiet --store %s
+ExecStart=%s
 Restart=on-failure
 Nice=10
 
@@ -32,14 +32,14 @@ WantedBy=default.target
 <plist version="1.0"><dict>
   <key>Label</key><string>turnstone-follow</string>
   <key>ProgramArguments</key><array>
-    <string>%s</string><string>follow</string><string>--quiet</string><string>--store</string><string>%s</string>
+    %s
   </array>
   <key>RunAtLoad</key><true/>
   <key>KeepAlive</key><true/>
   <key>ProcessType</key><string>Background</string>
 </dict></plist>
 `
-	cronLine = "*/5 * * * * %s follow --once --quiet --store %s\n"
+	cronLine = "*/5 * * * * %s\n"
 	// Claude Code runs the hook when it has answered. See https://docs.claude.com/en/docs/claude-code/hooks.
 	claudeHook = `{
   "hooks": {
@@ -50,42 +50,73 @@ WantedBy=default.target
 `
 )
 
-// printUnit prints a unit that runs the command on the store of this command line.
-func (a *app) printUnit(cmd *cobra.Command, what string) error {
+// printUnit prints a unit that runs the command as this command line says.
+func (a *app) printUnit(cmd *cobra.Command, f *followFlags, folders []string) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	store := a.url
-	if dir, ok := directory(store); ok { // a unit runs in another directory
+	if dir, ok := directory(store); ok { // A unit runs in another directory.
 		path, err := filepath.Abs(dir)
 		if err != nil {
 			return err
 		}
 		store = strings.TrimSuffix(store, dir) + path
 	}
+	words := []string{program, "follow", "--quiet", "--store", store}
+	if f.print == "cron" || f.print == "claude-code" {
+		words = append(words, "--once")
+	} else {
+		words = append(words, "--poll", f.poll.String())
+	}
+	if f.group != "" {
+		words = append(words, "--group", f.group)
+	}
+	for _, folder := range folders {
+		path, err := filepath.Abs(folder)
+		if err != nil {
+			return err
+		}
+		words = append(words, path)
+	}
+	quoted := func(quote func(string) string) string {
+		out := make([]string, len(words))
+		for i, w := range words {
+			out[i] = quote(w)
+		}
+		return strings.Join(out, " ")
+	}
 	p := printer{w: cmd.OutOrStdout()}
-	switch what {
+	switch f.print {
 	case "systemd":
-		p.printf(systemdUnit, systemdQuote(program), systemdQuote(store))
+		p.printf(systemdUnit, quoted(systemdQuote))
 	case "launchd":
-		p.printf(launchdUnit, xmlText(program), xmlText(store))
+		p.printf(launchdUnit, quoted(func(s string) string { return "<string>" + xmlText(s) + "</string>" }))
 	case "cron":
-		p.printf(cronLine, strings.ReplaceAll(shellQuote(program), "%", `\%`), strings.ReplaceAll(shellQuote(store), "%", `\%`))
+		p.printf(cronLine, strings.ReplaceAll(quoted(shellQuote), "%", `\%`))
 	case "claude-code":
-		hook, err := json.Marshal(fmt.Sprintf("%s follow --once --quiet --store %s", shellQuote(program), shellQuote(store)))
+		hook, err := json.Marshal(quoted(shellQuote))
 		if err != nil {
 			return err
 		}
 		p.printf(claudeHook, hook)
 	default:
-		return usageError{fmt.Errorf("--print must be systemd, launchd, cron or claude-code, not %q", what)}
+		return usageError{fmt.Errorf("--print must be systemd, launchd, cron or claude-code, not %q", f.print)}
 	}
 	return p.err
 }
 
-// shellQuote quotes a word for a POSIX shell.
-func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// shellQuote quotes a word for a POSIX shell, if it needs that.
+func shellQuote(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,+@", r)
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
 
 // systemdQuote quotes a word for systemd, as systemd.service(5) describes it.
 func systemdQuote(s string) string {

@@ -17,7 +17,8 @@ const maxKey = turnstone.MaxEventKey - len("~0000000000000000")
 
 // A builder makes conversations of the entries of a file. Whatever parents the entries name, each becomes an
 // event once, and the events of a conversation are a forest. Where an entry comes depends on earlier entries,
-// and on later ones only if they are its ancestors, so a file that has grown leads to the same events.
+// and on later ones only if they are its ancestors. So a file that has grown leads to the same events, unless it
+// has a child before its parent.
 //
 // An entry whose parent is the entry itself, one of a ring, in another conversation, or not there at all goes on
 // from the entry before it, as in the agents' own order.
@@ -31,7 +32,7 @@ type builder struct {
 type talk struct {
 	Conversation
 	unique  bool // its id is globally unique
-	tree    bool // entries name their parents
+	rooted  bool // an entry that names its parent, or says that it has none, has an event
 	entries []*entry
 	first   map[string]int // index of the first entry with an id
 	state   []state
@@ -40,8 +41,10 @@ type talk struct {
 	rank    int            // of the name
 	model   string         // of the last entry that names one
 	host    *talk          // the conversation that an attached one goes on from
+	above   *talk          // host, or one that host comes from; see root
 	chains  *chains
 	counted map[string]head.Usage // usage so far, by entry.total
+	keys    map[string]bool       // of events
 }
 
 // A state is that of an entry.
@@ -120,7 +123,7 @@ func (b *builder) start(id string) *talk {
 		Conversation: Conversation{ID: id, Format: b.format.name, Mended: map[Mend]int{}},
 		unique:       b.format.unique,
 		first:        map[string]int{}, events: map[string]int{},
-		last: noEvent, chains: newChains(), counted: map[string]head.Usage{},
+		last: noEvent, chains: newChains(), counted: map[string]head.Usage{}, keys: map[string]bool{},
 	}
 	b.talks = append(b.talks, k)
 	return k
@@ -130,7 +133,6 @@ func (b *builder) start(id string) *talk {
 func (k *talk) index() {
 	k.state = make([]state, len(k.entries))
 	for i, e := range k.entries {
-		k.tree = k.tree || e.parent != ""
 		first, dup := k.first[e.id]
 		switch {
 		case e.id == "":
@@ -140,7 +142,7 @@ func (k *talk) index() {
 			k.Mended[MendRepeated]++
 			e.id, e.usage = "", nil
 			e.bookkeeping(e.kind)
-		case k.tree:
+		case e.names:
 			k.Mended[MendSameID]++
 		}
 	}
@@ -196,14 +198,22 @@ func (b *builder) attach(k *talk) {
 	}
 	key := k.entries[i].parent
 	host := b.home[key]
-	for at := host; at != nil; at = at.host {
-		if at == k {
-			return // The other one is a fork of this one.
-		}
+	if host == nil || host.root() == k { // The other one is a fork of this one.
+		return
 	}
-	if host != nil {
-		k.Parent, k.ForkKey, k.Attached, k.host = host.Identity, key, true, host
+	k.Parent, k.ForkKey, k.Attached, k.host, k.above = host.Identity, key, true, host, host
+}
+
+// root returns the conversation that k comes from in the end, which is no fork. It shortens the way there.
+func (k *talk) root() *talk {
+	top := k
+	for top.above != nil {
+		top = top.above
 	}
+	for k.above != nil {
+		k.above, k = top, k.above
+	}
+	return top
 }
 
 // forkBehind moves the place where an attached conversation begins. If it is one of several parallel calls, the
@@ -222,7 +232,7 @@ func (b *builder) add(k *talk, i int) {
 		k.state[i] = waiting
 		line = append(line, i)
 		parent, ok := k.first[k.entries[i].parent]
-		if !ok || k.entries[i].id == "" || !k.tree {
+		if e := k.entries[i]; !ok || e.id == "" || !e.names {
 			break
 		}
 		i = parent
@@ -251,11 +261,13 @@ func (b *builder) event(k *talk, i int) {
 	at := len(k.Events)
 	before := k.chains.add(e, b.before(k, e), at)
 	key := clip(e.id, maxKey)
-	if _, again := k.events[e.id]; again && e.id != "" {
-		key = clip(e.id, maxKey-len(version)-10) + fmt.Sprintf("%sx%x", version, i)
+	for n := 2; key != "" && k.keys[key]; n++ {
+		key = clip(e.id, maxKey-len(version)-10) + fmt.Sprintf("%sx%x", version, n)
 	}
-	ev := Event{Key: key, Kind: e.kind, Payload: e.raw, Line: e.at, Before: before, Turn: e.turn, Side: e.beside, Time: e.time, Usage: k.use(e)}
+	k.keys[key] = true
+	ev := Event{Key: key, Kind: e.kind, Payload: e.raw, Line: e.at, Before: before, missing: e.missing, Turn: e.turn, Side: e.beside, Time: e.time, Usage: k.use(e)}
 	k.Events = append(k.Events, ev)
+	k.rooted = k.rooted || e.names && !e.beside
 	if !e.beside {
 		k.last = at
 	}
@@ -278,13 +290,13 @@ func (k *talk) end(beside bool) int {
 
 // before returns the index of the event that the event of an entry follows. It mends the parent.
 func (b *builder) before(k *talk, e *entry) int {
-	if older, ok := k.events[e.id]; ok && !k.tree && e.id != "" { // a message that is written again
+	if older, ok := k.events[e.id]; ok && !e.names && e.id != "" { // a message that is written again
 		if older == k.last {
 			return k.Events[older].Before
 		}
 		e.bookkeeping(e.kind)
 	}
-	if e.id == "" || !k.tree {
+	if e.id == "" || !e.names || e.parent == "" && !k.rooted {
 		if at := k.end(e.beside); at >= 0 || !k.Attached || e.beside {
 			return at
 		}
@@ -310,6 +322,9 @@ func (b *builder) before(k *talk, e *entry) int {
 		fault = MendElsewhere
 	}
 	k.Mended[fault]++
+	if fault == MendNoParent {
+		e.missing = e.parent
+	}
 	return k.last
 }
 

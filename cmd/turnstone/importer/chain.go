@@ -18,6 +18,8 @@ package importer
 // A response is one answer of the model, with the results of its calls.
 type response struct {
 	tail    int            // the last event of the chain
+	whole   int            // the last event whose way is known to have all of the results that there were then
+	seen    int            // how many results there were
 	results map[string]int // events with results, by the id of the call
 }
 
@@ -56,7 +58,7 @@ func (c *chains) end(before int) int {
 // result that is not on the way. Otherwise it returns before.
 func (c *chains) behind(before int) int {
 	r := c.within[before]
-	if r == nil {
+	if r == nil || before == r.whole && len(r.results) == r.seen {
 		return before
 	}
 	passed, calls := map[int]bool{}, []string(nil)
@@ -69,6 +71,7 @@ func (c *chains) behind(before int) int {
 			return c.end(before)
 		}
 	}
+	r.whole, r.seen = before, len(r.results)
 	return before
 }
 
@@ -84,10 +87,13 @@ func (c *chains) add(e *entry, before, at int) int {
 	case len(e.results) > 0:
 		before = c.addResults(e, before, at)
 	default:
-		if r := c.within[before]; r != nil && !e.turn {
+		r := c.within[before]
+		if r != nil && !e.turn {
 			c.within[at] = r
 		}
-		before = c.behind(before)
+		if before = c.behind(before); r != nil && before == r.whole && !e.turn {
+			r.whole = at // The event has no calls, so its way has what that of the one before has.
+		}
 	}
 	if c.within[at] != nil {
 		c.before[at] = before
@@ -100,7 +106,7 @@ func (c *chains) addAnswer(e *entry, before, at int) int {
 	of := c.responses[e.response]
 	if of == nil || of != c.within[before] { // a new response, or a copy of one on another branch
 		before = c.behind(before)
-		of = &response{results: map[string]int{}}
+		of = &response{results: map[string]int{}, whole: noEvent}
 		c.responses[e.response] = of
 	} else {
 		before = c.end(before)

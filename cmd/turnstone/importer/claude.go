@@ -15,7 +15,7 @@ import (
 var claude = &format{
 	name: "claude-code", about: "session JSONL, with rewinds, forks, sub-agents and compaction", unique: true,
 	line: func(f *fields) bool {
-		return f.has("uuid", "type") || f.has("sessionId", "type") || f.text("type") == "summary" && f.has("leafUuid") ||
+		return f.has("uuid", "type") || f.has("sessionId", "type") && !f.has("messageId") || f.text("type") == "summary" && f.has("leafUuid") ||
 			f.text("type") == "file-history-snapshot" && f.has("messageId")
 	},
 	field: places{
@@ -56,6 +56,10 @@ func readClaude(f *fields, e *entry) {
 	}
 	if e.parent == "" {
 		e.parent = f.text("logicalParentUuid") // A compaction goes on from here.
+	}
+	e.names = true // A line without a parent begins a tree.
+	if e.from = f.text("forkedFrom.sessionId"); e.from != "" {
+		e.usage = nil // It was counted where the line was copied from.
 	}
 	// Lines without a uuid are bookkeeping. The lines of a sub-agent that is not named stand beside the session.
 	e.beside = e.id == "" || e.kind == "progress" || e.agent == "" && f.get("isSidechain").Bool()

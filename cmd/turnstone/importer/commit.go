@@ -43,7 +43,7 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 		return err
 	}
 	if h.isOlder(c, &file) {
-		return c.Seen.note(ctx, h.session)
+		return nil
 	}
 	end, last := h.end(c)
 	passed := last < 0 || h.passed(end, &file)
@@ -130,6 +130,9 @@ func (h *held) extends(last int) bool {
 		if !h.ids[i].IsZero() {
 			return h.ids[i] == h.state.Leaf
 		}
+		if id, ok := h.parents[i]; ok {
+			return id == h.state.Leaf
+		}
 		if h.c.Events[i].Before < 0 {
 			id, _ := h.parent(i)
 			return id == h.state.Leaf
@@ -162,8 +165,14 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 	var stamp []turnstone.RecordChange
 	if !p.keepsFile {
 		stamp = []turnstone.RecordChange{{Key: stampKey, Value: []byte(c.stamp.String()), Expect: h.marked}}
+		if c.origin != "" {
+			value := c.stamp.String()
+			if h.linked {
+				value += linkedMark
+			}
+			stamp = append(stamp, turnstone.RecordChange{Key: c.fileStampKey(), Value: []byte(value)})
+		}
 	}
-	stamp = append(stamp, c.Seen.record()...)
 	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
 		_, err := h.session.ChangeRecords(ctx, stamp...)
 		return err
@@ -230,18 +239,22 @@ func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made [
 // part twice.
 func (p *plan) cut(start int) int {
 	size, nodes := 0, 0
-	set := map[string]bool{} // checkpoint parts that the commit sets
+	set := map[string]bool{}    // checkpoint parts that the commit sets
+	models := map[string]bool{} // whose usage it has
 	for i := start; i < len(p.c.Events); i++ {
 		e := &p.c.Events[i]
 		if !p.h.isNew(i) {
 			continue
 		}
-		full := nodes == maxNodes || size > maxCommit
+		full := nodes == maxNodes || size > maxCommit || len(models)+len(e.Usage) > turnstone.MaxModels
 		if nodes > 0 && (full || e.Turn || p.bySteps && e.Step || e.setsAny(set)) {
 			return i
 		}
 		for name := range e.Checkpoint {
 			set[name] = true
+		}
+		for _, u := range e.Usage {
+			models[u.Model] = true
 		}
 		size += min(len(e.Payload), maxCounts)
 		nodes++
@@ -273,7 +286,7 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 		if !p.h.isNew(i) {
 			continue
 		}
-		n := turnstone.NewNode{Kind: e.Kind, Key: e.Key, Payload: e.Payload, Parent: p.ref(e.Before, made)}
+		n := turnstone.NewNode{Kind: e.Kind, Key: e.Key, Payload: e.Payload, Parent: p.parent(i, made)}
 		if e.Key != "" && p.h.taken(e.Key) {
 			n.Key = e.versioned(p.revision + 1)
 		}
@@ -292,6 +305,14 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 		in.Leaf = p.ref(leaf, made)
 	}
 	return in, made
+}
+
+// parent returns a reference to the node that event i follows.
+func (p *plan) parent(i int, made []int) turnstone.Ref {
+	if id, ok := p.h.parents[i]; ok {
+		return turnstone.RefTo(id)
+	}
+	return p.ref(p.c.Events[i].Before, made)
 }
 
 // ref returns a reference to the node of event i, which may be one of the events made.

@@ -43,7 +43,10 @@ func (f *fields) get(paths ...string) gjson.Result {
 				if f.inner[name] == nil {
 					f.inner[name] = fieldsOf(v.Raw)
 				}
-				v = f.inner[name].get(rest)
+				outer := v.Index
+				if v = f.inner[name].get(rest); v.Index > 0 {
+					v.Index += outer
+				}
 			case deep:
 				v = v.Get(rest)
 			}

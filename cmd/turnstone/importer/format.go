@@ -91,6 +91,8 @@ type entry struct {
 	// id is the object's own name, by which later ones name their parent. Without an id, the object goes on
 	// from the one before it.
 	id, parent string
+	names      bool   // the object names a parent, or says that it has none
+	missing    string // the parent, if the file does not have it
 
 	// kind is "user", "assistant", "tool" or "system", or something else for what is beside the conversation.
 	kind    string
@@ -133,6 +135,7 @@ func (t *format) entry(p piece, at int) *entry {
 	f := parseFields(p.raw)
 	w := &t.field
 	e.session, e.agent, e.id = f.at(w.session), f.at(w.agent), f.at(w.id)
+	e.names = f.has(w.parent)
 	e.parent, e.model, e.title, e.cwd = f.at(w.parent), f.at(w.model), f.at(w.title), f.at(w.cwd)
 	e.branch = f.at(w.branch)
 	e.time = f.time(split(w.time)...).Time
@@ -145,7 +148,7 @@ func (t *format) entry(p piece, at int) *entry {
 // own makes strings of e independent of the object that they were read from.
 func (e *entry) own() {
 	for _, s := range []*string{&e.session, &e.agent, &e.id, &e.parent, &e.model, &e.title, &e.cwd, &e.branch, &e.kind, &e.from, &e.total, &e.response, &e.titleOf, &e.rewind, &e.label[1]} {
-		*s = strings.Clone(*s)
+		*s = strings.ToValidUTF8(strings.Clone(*s), "�")
 	}
 	for _, list := range [][]string{e.calls, e.results} {
 		for i := range list {

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -93,11 +94,11 @@ func (c *Conversation) ended() time.Time {
 }
 
 // A held compares a session with a conversation: it says which events of the
-// conversation the session holds already. The function read makes it. If mark equals
-// the stamp of the conversation, the session holds all of it, and the fields after mark
-// are not set.
+// conversation the session holds already. The function read makes it.
 type held struct {
 	session *turnstone.Session
+	same    bool // the session holds all of the conversation; the fields after mark are not set
+	linked  bool // events whose parents the file does not have go on from those of other files
 	info    turnstone.Info
 	state   *turnstone.State        // the full graph of the session
 	mark    stamp                   // stamp of the conversation that was imported last
@@ -111,10 +112,12 @@ type held struct {
 	gone  []bool     // the event was imported earlier, and its node was tombstoned since
 	moved []bool     // the event is new here, but the session has it under another parent, where its usage was counted
 
-	fresh  int             // number of events that are new
-	other  int             // number of own nodes that hold no event
-	keys   map[string]bool // event keys of the session's nodes; see taken
-	stored []byte          // content of the checkpoint part LayoutPart; nil if there is none
+	parents map[int]graph.ID    // nodes of other files that events follow, by their indexes
+	fresh   int                 // number of events that are new
+	other   int                 // number of own nodes that hold no event
+	byKey   map[string]graph.ID // nodes by their keys in the file; see elsewhere
+	keys    map[string]bool     // event keys of the session's nodes; see taken
+	stored  []byte              // content of the checkpoint part LayoutPart; nil if there is none
 }
 
 const (
@@ -164,11 +167,24 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	if err != nil && !errors.Is(err, turnstone.ErrRecordNotFound) {
 		return nil, err
 	}
-	if h.mark = parseStamp(last.Value); h.mark == c.stamp {
+	h.mark = parseStamp(last.Value)
+	ofFile := stamp{}
+	if c.origin != "" {
+		r, err := s.Record(ctx, c.fileStampKey())
+		if err != nil && !errors.Is(err, turnstone.ErrRecordNotFound) {
+			return nil, err
+		}
+		value, linked := bytes.CutSuffix(r.Value, []byte(linkedMark))
+		ofFile, h.linked = parseStamp(value), linked
+	}
+	if h.same = h.mark == c.stamp || ofFile == c.stamp; h.same {
 		return h, nil
 	}
 	if err := h.load(ctx); err != nil {
 		return nil, err
+	}
+	if c.origin != "" && ofFile == (stamp{}) && h.mark != (stamp{}) {
+		h.linked = true
 	}
 	h.c = c
 	left := h.match(c)
@@ -216,6 +232,7 @@ func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 	}
 	h.ids = make([]graph.ID, len(c.Events))
 	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
+	h.parents = map[int]graph.ID{}
 	for i := range c.Events {
 		parent, ok := h.parent(i)
 		if !ok { // the parent is new, so the event is
@@ -225,6 +242,9 @@ func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 		var k fingerprint
 		if len(left) > 0 {
 			k = c.Events[i].fingerprint(parent)
+		}
+		if other, ok := h.elsewhere(&c.Events[i]); ok && (len(left[k]) == 0 || len(left[c.Events[i].fingerprint(other)]) > 0) {
+			k, h.parents[i] = c.Events[i].fingerprint(other), other
 		}
 		switch same := left[k]; {
 		case len(same) > 0:
@@ -236,6 +256,21 @@ func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 		}
 	}
 	return left
+}
+
+// elsewhere returns the node of another file that has the id of the event's parent, which its own file lacks.
+func (h *held) elsewhere(e *Event) (graph.ID, bool) {
+	if !h.linked || e.missing == "" {
+		return graph.ID{}, false
+	}
+	if h.byKey == nil {
+		h.byKey = map[string]graph.ID{}
+		for i := range h.state.Nodes {
+			h.byKey[base(h.state.Nodes[i].Key)] = h.state.Nodes[i].ID
+		}
+	}
+	id, ok := h.byKey[base(e.missing)]
+	return id, ok
 }
 
 // begins reports whether c begins with the events of the conversation that was imported
@@ -284,7 +319,7 @@ func (h *held) parent(i int) (id graph.ID, ok bool) {
 // kin reports whether the session, which has the identity of c, holds an earlier or later
 // state of c. The alternative is another conversation that was written to the same place.
 func (h *held) kin(c *Conversation) bool {
-	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || h.begins(c) ||
+	if c.kin == kinID || h.same || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || h.begins(c) ||
 		h.mark == (stamp{}) && h.other == 0 { // an import of c was cut off, or is at work
 		return true
 	}

@@ -40,12 +40,25 @@ const IdentityLabel = "import.identity"
 
 var uuid = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 
-// fullPath returns the absolute path of a file without symbolic links. A file that was
-// compressed since has the same path.
+// fullPath returns the path that identifies a file. A file that was compressed since has the same.
 func fullPath(file string) string {
 	if file == "-" {
 		return ""
 	}
+	return strings.TrimSuffix(realPath(file), ".gz")
+}
+
+// hashPath returns a hash of a path, because names of directories are private. That of "" is "".
+func hashPath(path string) string {
+	if path == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(path))
+	return hex.EncodeToString(sum[:16])
+}
+
+// realPath returns the absolute path of a file without symbolic links.
+func realPath(file string) string {
 	path, err := filepath.Abs(file)
 	if err != nil {
 		path = file
@@ -55,7 +68,7 @@ func fullPath(file string) string {
 	} else if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil { // the file was moved
 		path = filepath.Join(dir, filepath.Base(path))
 	}
-	return strings.TrimSuffix(path, ".gz")
+	return path
 }
 
 // identify sets the identity of a conversation, unless the format has given one.
@@ -67,9 +80,7 @@ func (p *parser) identify(c *Conversation) {
 	case p.path == "":
 		c.kin, c.Identity = kinStdin, "stdin"+c.place(p.stem)
 	default:
-		// The identity has a hash of the path, because names of directories are private.
-		path := sha256.Sum256([]byte(p.path))
-		c.kin, c.Identity = kinPath, fmt.Sprintf("file:%x", path[:16])+c.place(p.stem)
+		c.kin, c.Identity = kinPath, "file:"+hashPath(p.path)+c.place(p.stem)
 	}
 	c.Identity = short(c.Identity)
 	c.Parent = short(c.Parent)

@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -64,12 +65,10 @@ type Conversation struct {
 	// Totals is the usage of the whole conversation, if the file reports it. The part
 	// of it that the events don't report is committed with the last event.
 	Totals []head.Usage
+	// origin is a hash of the path of the file; empty for standard input.
+	origin string
 	// Mended counts the faults of the file that were mended, in the first conversation of the file.
 	Mended map[Mend]int
-
-	// Seen, if set, says which file the conversation was read from. It becomes a record of the session, by
-	// which a later reading of the folder knows what it need not read.
-	Seen *Seen
 
 	kin   kin       // how a session is recognized as this conversation
 	began time.Time // when the conversation began; zero if the file does not say
@@ -84,6 +83,8 @@ type Event struct {
 	Kind    string
 	Payload []byte
 	Line    int // position in the file, for its order; 0-based
+	// missing is the id of the event's parent if the file does not have that.
+	missing string
 	// Before is the index of the event that this one follows, which is an earlier one. It is -1 for the
 	// beginning of a tree, and -2 for an event that goes on from the ForkKey of an attached conversation.
 	Before int
@@ -214,7 +215,7 @@ func Parse(ctx context.Context, file string, data []byte) ([]Conversation, []*Ba
 	out := p.out[:0]
 	for i := range p.out {
 		c := &p.out[i]
-		c.File = filepath.Base(p.file)
+		c.File, c.origin = filepath.Base(p.file), hashPath(p.path)
 		if seen[c.ID]++; seen[c.ID] > 1 { // the file has the id twice
 			c.ID = fmt.Sprintf("%s~%d", c.ID, seen[c.ID])
 		}
@@ -232,7 +233,7 @@ const mark = "\ufeff"
 
 // parse reads the data.
 func (p *parser) parse(ctx context.Context) error {
-	text := bytes.TrimPrefix(p.data, []byte(mark))
+	text := bytes.TrimRight(bytes.TrimPrefix(p.data, []byte(mark)), "\x00")
 	trimmed := bytes.Trim(text, " \t\r\n\x00")
 	switch {
 	case len(trimmed) == 0:
@@ -252,11 +253,11 @@ func (p *parser) parse(ctx context.Context) error {
 func (p *parser) object(text []byte) bool {
 	f := parseFields(text)
 	t := formatOf(f)
-	if t == nil || t.inLines || !t.is(t.whole, f) {
+	if t == nil || !t.is(t.whole, f) || t.inLines || strings.HasSuffix(p.path, ".jsonl") { // a file of lines may grow
 		return false
 	}
 	p.whole(t, text, p.stem, 0)
-	p.keepEnds(text)
+	p.keepEnds(bytes.Index(p.data, text), len(text))
 	return true
 }
 
@@ -272,20 +273,25 @@ func (p *parser) array(text []byte) {
 	case t == nil:
 		p.fail(0, "%s", unknownFormat)
 	case t.is(t.whole, f):
-		gjson.ParseBytes(text).ForEach(func(i, v gjson.Result) bool {
+		n, begin, size := 0, 0, 0 // of the elements, and of the last one
+		gjson.ParseBytes(text).ForEach(func(_, v gjson.Result) bool {
 			if v.IsObject() {
-				p.whole(t, text[v.Index:v.Index+len(v.Raw)], fmt.Sprintf("%s/%s", p.stem, i.Raw), 0)
+				begin, size = v.Index, len(v.Raw)
+				p.whole(t, text[begin:begin+size], fmt.Sprintf("%s/%d", p.stem, n), 0)
 			} else {
-				p.fail(0, "element %s: %v", i.Raw, errObject)
+				p.fail(0, "element %d: %v", n, errObject)
 			}
+			n++
 			return true
 		})
+		p.keepEnds(bytes.Index(p.data, text)+begin, size)
+		return
 	case t.own != nil:
 		t.own(p, text, p.stem, 0)
 	default:
 		p.elements(t, text, gjson.ParseBytes(text), p.stem, 0)
 	}
-	p.keepEnds(text)
+	p.keepEnds(bytes.Index(p.data, text), len(text))
 }
 
 const unknownFormat = "unknown format; `turnstone import --help` lists those that are known"
@@ -293,7 +299,10 @@ const unknownFormat = "unknown format; `turnstone import --help` lists those tha
 // lines reads a file of JSON lines. The first object whose format is known decides the format of the file.
 func (p *parser) lines(ctx context.Context) error {
 	s := splitter{data: p.data, begin: len(p.data) - len(bytes.TrimPrefix(p.data, []byte(mark)))}
-	if err := s.split(ctx); err != nil {
+	if err := s.split(ctx); errors.Is(err, errObjects) {
+		p.fail(0, "%v", err)
+		return nil
+	} else if err != nil {
 		return err
 	}
 	var t *format
@@ -313,9 +322,12 @@ func (p *parser) lines(ctx context.Context) error {
 		p.fail(s.pieces[0].line, "%s", unknownFormat)
 	case whole:
 		for _, at := range s.pieces {
-			if at.broken != "" {
+			switch {
+			case at.broken != "":
 				p.fail(at.line, "%s", at.broken)
-			} else {
+			case !t.is(t.whole, parseFields(at.raw)):
+				p.fail(at.line, "is no conversation, as other lines of the file are")
+			default:
 				p.whole(t, at.raw, fmt.Sprintf("%s/%d", p.stem, at.line-1), at.line)
 			}
 		}
@@ -382,12 +394,13 @@ func (p *parser) list(t *format, raw []byte, id string, line int) {
 // between and behind them are the gaps. It returns nil if an element can't be stored.
 func (p *parser) elements(t *format, raw []byte, list gjson.Result, id string, line int) *Conversation {
 	var entries []*entry
-	between, end, ok := gaps{}, 0, true
+	between, end, ok, odd := gaps{}, 0, true, 0
 	list.ForEach(func(_, v gjson.Result) bool {
 		at := piece{line: line, raw: raw[v.Index : v.Index+len(v.Raw)]}
 		ok = ok && p.fits(line, fmt.Sprintf("element %d ", len(entries)), at.raw)
 		if !v.IsObject() {
 			at.broken = MendUnknownKind
+			odd++
 		}
 		between.set(len(entries), raw[end:v.Index])
 		end = v.Index + len(v.Raw)
@@ -399,16 +412,23 @@ func (p *parser) elements(t *format, raw []byte, list gjson.Result, id string, l
 	}
 	between.set(len(entries), raw[end:])
 	talks := t.build(id, entries)
+	if odd > 0 {
+		talks[0].Mended[MendUnknownKind] += odd
+	}
 	p.take(talks, between)
 	return &p.out[len(p.out)-len(talks)]
 }
 
-// keepEnds adds to the gaps of a file's only conversation what stands before and behind its text.
-func (p *parser) keepEnds(text []byte) {
-	if len(p.out) != 1 || p.out[0].gaps == nil || len(text) == len(p.data) {
+// keepEnds adds to the gaps of a file's only conversation what stands before and behind its text, of which the
+// place in the file is given.
+func (p *parser) keepEnds(begin, size int) {
+	if len(p.out) != 1 || p.out[0].gaps == nil || size == len(p.data) {
 		return
 	}
-	p.out[0].gaps.set(0, append([]byte(mark), p.out[0].gaps[0]...))
+	c := &p.out[0]
+	last := len(c.Events)
+	c.gaps.set(0, slices.Concat(p.data[:begin], c.gaps.before(0)))
+	c.gaps.set(last, slices.Concat(c.gaps.before(last), p.data[begin+size:]))
 }
 
 // storable reports whether a conversation is within the limits of a session, and notes
@@ -461,6 +481,9 @@ func clip(s string, n int) string {
 // finish sets the fields that all formats derive in the same way, and clips fields to
 // the limits of a session.
 func (c *Conversation) finish() {
+	for _, text := range []*string{&c.ID, &c.Name, &c.Model, &c.Cwd} {
+		*text = strings.ToValidUTF8(*text, "�")
+	}
 	c.ID = clip(c.ID, maxID)
 	c.Model, c.Cwd = clip(c.Model, turnstone.MaxModel), clip(c.Cwd, turnstone.MaxText)
 	c.setSteps()

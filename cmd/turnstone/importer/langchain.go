@@ -5,7 +5,7 @@ package importer
 var langchain = &format{
 	name: "langchain", about: "messages of LangChain and LangGraph, as dictionaries or dumps",
 	line: func(f *fields) bool {
-		return langchainRole(f) != "" && (f.has("data") || f.has("kwargs") || f.has("content"))
+		return langchainRole(f) != "" && (f.has("data") || f.has("kwargs") || f.has("content")) && !f.has("uuid") && !f.has("sessionId")
 	},
 	whole: func(f *fields) bool {
 		list := f.get("messages", "values.messages", "kwargs.messages")

@@ -72,6 +72,13 @@ const (
 // sets the record, so the record and the layout are always of the same import.
 const stampKey = ".import.stamp"
 
+// fileStampKey returns the key of the record with the stamp of the last import from one file. A conversation may be
+// in several files, of which one may have the end of what another one has the beginning of.
+func (c *Conversation) fileStampKey() string { return stampKey + "/" + c.origin }
+
+// linkedMark ends the stamp of a file whose events may go on from what other files brought to the session.
+const linkedMark = ":linked"
+
 // A loader is one run of Load.
 type loader struct {
 	Options
@@ -241,9 +248,8 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 		}
 		switch {
 		case err != nil:
-		case h.mark == c.stamp:
+		case h.same:
 			r.Session, r.Outcome = h.session.ID(), Unchanged
-			err = c.Seen.note(ctx, h.session)
 		case l.Replace && became == "":
 			return l.replace(ctx, c, r, h)
 		default:

@@ -36,10 +36,16 @@ func readOpencode(f *fields, e *entry) {
 		e.say(f.text("info.role", "role"))
 	case kind == "tool":
 		e.kind = "tool"
+	case kind == "step-finish":
+		e.bookkeeping(kind)
+		return // Only this part has usage that is not written again.
 	case kind == "text", kind == "reasoning", kind == "file":
 		e.kind = "part"
 	default:
 		e.bookkeeping(kind)
+	}
+	if !f.has("info") {
+		e.usage = nil
 	}
 }
 

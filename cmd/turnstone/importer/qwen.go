@@ -12,6 +12,7 @@ var qwen = &format{
 	},
 	read: func(f *fields, e *entry) {
 		e.say(f.text("type"))
+		e.names = true
 		if e.turn && f.has("subtype") { // a notification, or what a command wrote
 			e.kind, e.turn = "meta", false
 		}

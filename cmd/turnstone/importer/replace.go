@@ -30,7 +30,7 @@ func Losses(ctx context.Context, st *turnstone.Store, convs []Conversation) ([]L
 		if err != nil {
 			return nil, err
 		}
-		if h == nil || h.mark == convs[i].stamp || seen[h.session.ID()] {
+		if h == nil || h.same || seen[h.session.ID()] {
 			continue
 		}
 		seen[h.session.ID()] = true

@@ -1,7 +1,6 @@
 package importer
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -14,7 +13,7 @@ import (
 )
 
 // seenPrefix begins the keys of the records that say which files sessions were read from. The rest of a key is a
-// hash of the path, because names of directories are private. The value is the Seen.
+// hash of the path. The value is the Seen.
 const seenPrefix = "import.file/"
 
 // Seen is a version of a file, as far as that can be told without reading it.
@@ -25,8 +24,7 @@ type Seen struct {
 
 // SeenOf returns the version of the file at a path.
 func SeenOf(path string, info os.FileInfo) *Seen {
-	hash := sha256.Sum256([]byte(fullPath(path)))
-	s := &Seen{fmt.Sprintf("%s%x", seenPrefix, hash[:16]), fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())}
+	s := &Seen{seenPrefix + hashPath(realPath(path)), fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())}
 	if dir := filepath.Dir(filepath.Dir(path)); filepath.Base(dir) == "session" && filepath.Base(filepath.Dir(dir)) == "storage" {
 		s.value += opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
 	}
@@ -54,29 +52,20 @@ func opencodeVersion(storage, id string) string {
 	return " " + sum(h)
 }
 
-// record returns the change that notes the version in a session.
-func (s *Seen) record() []turnstone.RecordChange {
-	if s == nil {
-		return nil
+// Note notes the version in the session with an id, one of those that have all that is in the file.
+func (s *Seen) Note(ctx context.Context, st *turnstone.Store, id string) error {
+	ses, err := st.Session(ctx, id)
+	if err == nil {
+		_, err = ses.ChangeRecords(ctx, turnstone.RecordChange{Key: s.key, Value: []byte(s.value)})
 	}
-	return []turnstone.RecordChange{{Key: s.key, Value: []byte(s.value)}}
-}
-
-// note notes the version in a session that has all of the file.
-func (s *Seen) note(ctx context.Context, ses *turnstone.Session) error {
-	if s == nil {
-		return nil
+	if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+		return nil // The file is read again.
 	}
-	last, err := ses.Record(ctx, s.key)
-	if err != nil && !errors.Is(err, turnstone.ErrRecordNotFound) || bytes.Equal(last.Value, []byte(s.value)) {
-		return err
-	}
-	_, err = ses.ChangeRecords(ctx, s.record()...)
 	return err
 }
 
-// A SeenSet has the versions of files that the sessions of a store have.
-type SeenSet map[string]string
+// A SeenSet has the versions of files that the sessions of a store have. Several sessions may have had a file.
+type SeenSet map[Seen]bool
 
 // ReadSeen reads the versions of files that st has all of.
 func ReadSeen(ctx context.Context, st *turnstone.Store) (SeenSet, error) {
@@ -87,19 +76,10 @@ func ReadSeen(ctx context.Context, st *turnstone.Store) (SeenSet, error) {
 			return nil, err
 		}
 		for _, r := range page.Records {
-			if old, ok := set[r.Key]; ok && old != string(r.Value) {
-				r.Value = nil // One of the file's sessions lacks a part of it.
-			}
-			set[r.Key] = string(r.Value)
+			set[Seen{r.Key, string(r.Value)}] = true
 		}
 		if q.After = page.Next; q.After == "" {
 			return set, nil
 		}
 	}
 }
-
-// Has reports whether the set has a version.
-func (s SeenSet) Has(v *Seen) bool { return s[v.key] == v.value }
-
-// Add adds a version.
-func (s SeenSet) Add(v *Seen) { s[strings.Clone(v.key)] = v.value }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 
 	"github.com/tidwall/gjson"
 
@@ -40,9 +42,13 @@ const (
 	maxUnfinished = 16 << 20
 	// maxBroken is the size of the events that keep bytes that can't be read.
 	maxBroken = turnstone.MaxPayload / 2
+	// maxObjects is how many objects a file of lines may have: each takes about 2 kB of memory while it is imported.
+	maxObjects = 1 << 20
 	// maxNested is how many brackets a line has before its depth is checked.
 	maxNested = 10_000
 )
+
+var errObjects = fmt.Errorf("has more than %d lines", maxObjects)
 
 // A splitter divides a file of JSON lines into pieces and the bytes between them.
 type splitter struct {
@@ -85,7 +91,9 @@ func (s *splitter) split(ctx context.Context) error {
 		if i := bytes.IndexByte(s.data[at:], '\n'); i >= 0 {
 			end, next, whole = at+i, at+i+1, true
 		}
-		s.line(line, at, end, whole)
+		if err := s.line(ctx, line, at, end, whole); err != nil {
+			return err
+		}
 		at = next
 	}
 	s.gaps.set(len(s.pieces), s.data[s.end:])
@@ -94,14 +102,21 @@ func (s *splitter) split(ctx context.Context) error {
 
 // line adds the pieces of a line. One that is not whole has no line feed yet: what can't be read of it stays in
 // the gap behind the last piece.
-func (s *splitter) line(number, at, end int, whole bool) {
+func (s *splitter) line(ctx context.Context, number, at, end int, whole bool) error {
 	const space = " \t\r"
 	raw := bytes.TrimRight(s.data[at:end], space)
 	end = at + len(raw)
 	at = end - len(bytes.TrimLeft(raw, space))
+	if at < end && s.data[at] == '{' && valid(s.data[at:end]) {
+		s.add(number, at, end, "")
+		return s.check(ctx)
+	}
 	objects := 0
 	for budget := 16*(end-at) + 1<<20; at < end; {
-		if n := object(s.data[at:end]); n > 0 {
+		if err := s.check(ctx); err != nil {
+			return err
+		}
+		if n, _ := object(s.data[at:end]); n > 0 {
 			s.add(number, at, at+n, "")
 			objects++
 			at += n
@@ -123,6 +138,18 @@ func (s *splitter) line(number, at, end int, whole bool) {
 	if objects > 1 {
 		s.mended[MendJoined]++
 	}
+	return nil
+}
+
+// check returns an error if ctx has ended, or the file has too many objects.
+func (s *splitter) check(ctx context.Context) error {
+	if len(s.pieces) > maxObjects {
+		return errObjects
+	}
+	if len(s.pieces)%1000 == 0 {
+		return ctx.Err()
+	}
+	return nil
 }
 
 // resume returns where a whole object begins behind what can't be read, or the end of the line. The object is one
@@ -136,8 +163,8 @@ func (s *splitter) resume(at, end int, budget *int) int {
 		}
 		next += i
 		*budget -= i
-		n := object(s.data[next:end])
-		*budget -= max(n, end-next)
+		n, read := object(s.data[next:end])
+		*budget -= read
 		if n == 0 {
 			continue
 		}
@@ -187,20 +214,23 @@ func (s *splitter) add(line, at, end int, broken Mend) {
 	s.end = end
 }
 
-// object returns the length of the JSON object that b begins with, or 0 if it begins with none.
-func object(b []byte) int {
+// object returns the length of the JSON object that b begins with, or 0 if it begins with none, and how many bytes
+// were read to find that out.
+func object(b []byte) (n, read int) {
 	if len(b) == 0 || b[0] != '{' {
-		return 0
-	}
-	if valid(b) {
-		return len(b)
+		return 0, 1
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	var v json.RawMessage
-	if d.Decode(&v) != nil {
-		return 0
+	err := d.Decode(&v)
+	var wrong *json.SyntaxError
+	switch {
+	case err == nil:
+		return int(d.InputOffset()), int(d.InputOffset())
+	case errors.As(err, &wrong):
+		return 0, int(wrong.Offset)
 	}
-	return int(d.InputOffset())
+	return 0, len(b)
 }
 
 // valid reports whether b is JSON that is not nested too deeply to be read.
