@@ -20,7 +20,7 @@ import (
 )
 
 const followHelp = `Import the sessions of the agents on this machine, and then what they write, within a
-second. The command knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot
+second (what OpenCode writes: within --poll). The command knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot
 CLI, Cursor, OpenCode, Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER…
 names others instead.
 
@@ -28,7 +28,8 @@ A file that has grown adds to its session, one that was rewritten becomes a bran
 it, and a deleted one stays in the store. The command may be stopped at any time, and
 goes on where it stopped; it does not read again what the store has. It works beside
 imports and other processes on the same store. A session that is deleted from the store
-comes back if its file is still there when the command starts.
+comes back when its file changes, or when the command starts, if the file has no other
+session.
 
 With --once the command ends when everything is imported, for example as a job of cron,
 or as a hook of an agent. --print prints a unit of systemd, a property list of launchd, a

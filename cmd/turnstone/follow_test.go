@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -253,6 +254,10 @@ func TestP22_TheUnitsOfFollowAreQuoted(t *testing.T) {
 			}
 		}
 	}
+	folder := t.TempDir()
+	if out := must(t, "follow", "--print", "systemd", "--group", "my team", "--poll", "30s", folder, "--store", store); !strings.Contains(out, `"--poll" "30s" "--group" "my team" "`+folder+`"`) {
+		t.Errorf("%s", out)
+	}
 	if code, _, errs := status(t, nil, "follow", "--print", "init", "--store", store); code != exitUsage || !strings.Contains(errs, "--print must be") {
 		t.Errorf("%d %s", code, errs)
 	}
@@ -319,5 +324,73 @@ func TestP23_ShowLeavesOutWhatIsBesideTheConversation(t *testing.T) {
 	}
 	if out := show("--json", "--last", "1"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "turn_duration") {
 		t.Errorf("%s", out)
+	}
+}
+
+// A file is done when all of its conversations are. A file of which a part can't be read is not.
+func TestP20_AFileThatIsNotDoneIsReadAgain(t *testing.T) {
+	dir, store := t.TempDir(), t.TempDir()+"/store"
+	var export []string
+	for i := range 30 {
+		export = append(export, fmt.Sprintf(`{"uuid":"c%d","name":"n","chat_messages":[{"uuid":"m","sender":"human","text":"hi"}]}`, i))
+	}
+	appendTo(t, filepath.Join(dir, "conversations.json"), "["+strings.Join(export, ",")+"]")
+	appendTo(t, filepath.Join(dir, "chats.jsonl"), `{"messages":[{"role":"user","content":"a"}]}`+"\n{torn\n")
+	a := &app{url: store}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	commits := 0
+	a.options.Validator = func(context.Context, string, *turnstone.Commit) error {
+		if commits++; commits == 9 {
+			cancel()
+		}
+		return nil
+	}
+	c := a.command()
+	c.SetOut(io.Discard)
+	c.SetErr(io.Discard)
+	c.SetArgs([]string{"follow", "--once", "--store", store, dir})
+	if err := c.ExecuteContext(ctx); exitCode(err) != exitInterrupted {
+		t.Errorf("%v", err)
+	}
+	for range 2 {
+		_, _, _ = turnstoneCmd(t, "follow", "--once", dir, "--store", store)
+		if out := must(t, "sessions", "--limit", "0", "--json", "--store", store); strings.Count(out, "\n") != 31 {
+			t.Errorf("%d sessions", strings.Count(out, "\n"))
+		}
+		if out := must(t, "status", dir, "--json", "--store", store); !strings.Contains(out, `"files":2,"stored":1`) || !strings.Contains(out, "chats.jsonl\":\"unreadable line") {
+			t.Errorf("%s", out)
+		}
+	}
+}
+
+// A pipe blocks neither an import nor a follower, and a linked folder is followed.
+func TestP19_OddFilesDoNotStopAFollower(t *testing.T) {
+	dir, store := t.TempDir(), t.TempDir()+"/store"
+	if err := exec.Command("mkfifo", filepath.Join(dir, "pipe.jsonl")).Run(); err != nil {
+		t.Skip(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	var out output
+	stop := followed(t, store, &out, link)
+	appendTo(t, filepath.Join(dir, "one.jsonl"), spoken("one", 0))
+	out.waitFor(t, "imported one", 1)
+	if err := exec.Command("mkfifo", filepath.Join(dir, "other.jsonl")).Run(); err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, filepath.Join(dir, "one.jsonl"), spoken("one", 1))
+	out.waitFor(t, "grown one", 1)
+	stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	c := (&app{}).command()
+	c.SetOut(io.Discard)
+	c.SetErr(io.Discard)
+	c.SetArgs([]string{"import", filepath.Join(dir, "pipe.jsonl"), "--store", store})
+	if err := c.ExecuteContext(ctx); err == nil {
+		t.Error("a pipe that sends nothing was imported")
 	}
 }

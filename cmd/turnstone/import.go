@@ -39,7 +39,8 @@ to a file that was moved.
 Broken files are mended, and the command says what it mended: torn and joined lines,
 repeated ones, and parents that are not there, form a ring or are in another session.
 Bytes that can't be read become nodes beside the path, so export gives the file back
-byte for byte. The last line of a file that an agent is writing is imported when it is
+byte for byte, if the file is one conversation; of results of benchmarks, export gives
+their messages. The last line of a file that an agent is writing is imported when it is
 whole.
 
 Fields of an object that has a whole conversation, but its messages, become the
@@ -68,7 +69,7 @@ type importFlags struct {
 func (a *app) importFiles() *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
-		Use:     "import FILE…",
+		Use:     "import PATH…",
 		Short:   "Import transcripts of agents, or what is new in them",
 		Long:    fmt.Sprintf(importHelp, formatsHelp()),
 		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl --json",

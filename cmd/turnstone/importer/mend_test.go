@@ -242,3 +242,146 @@ func TestP15_AnEndedContextEndsAParse(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An ordinary line of an agent is not taken for one of another format, whatever it begins with.
+func TestP18_FormatsAreNotConfused(t *testing.T) {
+	line := func(s string) string { return strings.ReplaceAll(s, "ID", "11111111-1111-4111-8111-111111111111") }
+	for name, c := range map[string]struct{ data, want string }{
+		"claude.jsonl": {line(`{"parentUuid":null,"sessionId":"ID","type":"system","subtype":"local_command","content":"x","uuid":"u0"}` + "\n" +
+			`{"parentUuid":"u0","sessionId":"ID","type":"user","uuid":"u1","message":{"role":"user","content":"hi"}}` + "\n"), "claude-code system user"},
+		"state.json": {`{"config":{"configurable":{"thread_id":"t"}},"values":{"messages":[ {"type":"human","content":"hi"}, {"type":"ai","content":"ho"} ]}}`, "langchain user assistant"},
+		"nul.json":   {`{"messages":[{"role":"user","content":"hi"}]}` + "\n\x00\x00", "openai user"},
+		"one.json":   {"\ufeff [ {\"conversations\":[{\"from\":\"human\",\"value\":\"hi\"}]} ]\n", "sharegpt user"},
+		"odd.json":   {`{"messages":[{"role":"user","content":"hi"}, 5, null]}`, "openai user"},
+	} {
+		st, clock := openClocked(t)
+		r := bring(t, st, clock, name, c.data)
+		got := r.Conversation.Format
+		for _, n := range loaded(t, session(t, st, r.Session), turnstone.Scope{}).Nodes {
+			got += " " + n.Kind
+			if !json.Valid(n.Payload) {
+				t.Errorf("%s: the payload is %s", name, n.Payload)
+			}
+		}
+		if got != c.want || name == "odd.json" && r.Conversation.Mended[importer.MendUnknownKind] != 2 {
+			t.Errorf("%s: %s, want %s; mended %v", name, got, c.want, r.Conversation.Mended)
+		}
+		if got := exported(t, st, r.Session); got != c.data {
+			t.Errorf("%s: exported is %q", name, got)
+		}
+	}
+	for name, data := range map[string]string{
+		"logs.json": line(`[{"sessionId":"ID","messageId":0,"type":"user","message":"hi"}]`),
+		"mix.jsonl": `{"messages":[{"role":"user","content":"a"}]}` + "\n" + `{"role":"user","content":"b"}` + "\n",
+	} {
+		if _, bad := parseFile(t, name, []byte(data)); len(bad) != 1 {
+			t.Errorf("%s: %v", name, bad)
+		}
+	}
+}
+
+// A conversation whose beginning is in one file and whose end is in another is one session, on whose path are both.
+// Importing either again changes nothing.
+func TestP26_ASessionInSeveralFilesIsOnOnePath(t *testing.T) {
+	l := chain(12)
+	st, clock := openClocked(t)
+	bring(t, st, clock, "a.jsonl", file(l[:6]))
+	bring(t, st, clock, "b.jsonl", file(l[6:10]))
+	for _, again := range []struct {
+		name  string
+		lines []string
+		want  importer.Outcome
+	}{
+		{"a.jsonl", l[:6], importer.Unchanged},
+		{"b.jsonl", l[6:10], importer.Unchanged},
+		{"b.jsonl", l[6:], importer.Grown},
+		{"a.jsonl", l[:6], importer.Unchanged},
+		{"b.jsonl", l[6:], importer.Unchanged},
+	} {
+		if r := bring(t, st, clock, again.name, file(again.lines)); r.Outcome != again.want {
+			t.Errorf("%s: %s, want %s", again.name, r.Outcome, again.want)
+		}
+	}
+	if got := texts(loaded(t, session(t, st, "s1"), turnstone.Scope{}).Nodes); len(got) != 12 || got[0] != "text 0" || got[11] != "text 11" {
+		t.Errorf("the path is %q", got)
+	}
+	verify(t, st)
+}
+
+// What is hostile in a line is stored as far as it is text, and makes no conversation fail.
+func TestP14_NoLineMakesAConversationFail(t *testing.T) {
+	models := ""
+	for i := range 100 {
+		models += strings.Replace(said(1, fmt.Sprint("m", i), "null"), `"model":"cl"`, fmt.Sprintf(`"model":"cl%d"`, i), 1) + "\n"
+	}
+	torn := `{"parentUuid":"u1","sessionId":"s1","type":"user","uuid":"u2","message":{"role":"user","content":[` +
+		strings.Repeat(`{"type":"text","text":"`+strings.Repeat("x", 30_000)+`"},`, 30) + `{}]}}`
+	for name, data := range map[string]string{
+		"not UTF-8":       strings.NewReplacer(`"u1"`, "\"u\xff\"", `"sessionId"`, "\"cwd\":\"/\xff\",\"sessionId\"", `"cl"`, "\"\xfe\"").Replace(file(chain(4))),
+		"keys like ours":  said(0, "b", "null") + "\n" + said(1, "b", "b") + "\n" + said(3, "b~x2", "b") + "\n" + said(5, "b", "b") + "\n",
+		"many models":     models,
+		"torn then whole": file(chain(2)) + torn[:len(torn)-40] + torn + "\n",
+		"deep":            file(chain(2)) + strings.Repeat("[", 1_000_000) + "\n",
+	} {
+		st, clock := openClocked(t)
+		r := bring(t, st, clock, "s.jsonl", data)
+		if got := exported(t, st, r.Session); r.Outcome != importer.Imported || got != data {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if name == "torn then whole" && r.Nodes != 4 {
+			t.Errorf("%s: %d nodes", name, r.Nodes)
+		}
+		verify(t, st)
+	}
+}
+
+// These inputs took minutes once.
+func TestP14_NoFileTakesLong(t *testing.T) {
+	testkit.Slow(t)
+	system := file(chain(2))
+	for i := range 20_000 {
+		system += fmt.Sprintf(`{"parentUuid":"u%d","sessionId":"s1","type":"system","uuid":"u%d"}`+"\n", i+1, i+2)
+	}
+	forks := said(0, "u0", "null") + "\n"
+	for i := range 20_000 {
+		forks += strings.Replace(said(0, fmt.Sprint("u", i+1), fmt.Sprint("u", i)), `"s1"`, fmt.Sprintf(`"f%d"`, i), 1) + "\n"
+	}
+	for name, data := range map[string]string{
+		"a long chain behind an answer": system,
+		"objects on one line":           strings.Repeat("{}", 200_000),
+		"forks of forks":                forks,
+		"beginnings":                    strings.Repeat(`{"`, 1_000_000) + "\n",
+	} {
+		if _, _, err := importer.Parse(ctx, "s.jsonl", []byte(data)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, bad := parseFile(t, "s.jsonl", bytes.Repeat([]byte("{}\n"), 1<<20+2)); len(bad) != 1 || !strings.Contains(bad[0].Error(), "has more than 1048576 lines") {
+		t.Errorf("%v", bad)
+	}
+}
+
+// A file of lines keeps its ids when it grows, and usage that is copied or written twice is counted once.
+func TestP6_UsageOfCopiesIsCountedOnce(t *testing.T) {
+	st, clock := openClocked(t)
+	one := `{"messages":[{"role":"assistant","content":"a","usage":{"prompt_tokens":10}}]}` + "\n"
+	bringAll(t, st, clock, "log.jsonl", one)
+	bringAll(t, st, clock, "log.jsonl", one+strings.Replace(one, "10", "20", 1))
+	total := uint64(0)
+	page, err := st.List(ctx, turnstone.ListOptions{})
+	if err != nil || len(page.Sessions) != 2 {
+		t.Fatalf("%d sessions, %v", len(page.Sessions), err)
+	}
+	for _, s := range page.Sessions {
+		total += s.Usage[0].Input
+	}
+	if total != 30 {
+		t.Errorf("%d tokens", total)
+	}
+	copied := strings.ReplaceAll(strings.ReplaceAll(file(chain(4)), `"s1"`, `"s2"`), `"type"`, `"forkedFrom":{"sessionId":"s1","messageUuid":"u3"},"type"`)
+	bring(t, st, clock, "a.jsonl", file(chain(4)))
+	r := bring(t, st, clock, "b.jsonl", copied)
+	if i := infoOf(t, session(t, st, r.Session)); i.Parent != "s1" || len(i.Usage) != 0 {
+		t.Errorf("%+v", i)
+	}
+}
