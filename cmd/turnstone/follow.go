@@ -165,7 +165,7 @@ func (w *follower) changes(ctx context.Context) error {
 				settled = time.After(settle)
 			}
 		case err := <-failures: // Notifications were lost.
-			fmt.Fprintf(w.cmd.ErrOrStderr(), "looks at all files: %v\n", err)
+			fmt.Fprintf(w.cmd.ErrOrStderr(), "notifications were lost, so all files are looked at: %v\n", err)
 			if err := w.pass(ctx); err != nil {
 				return err
 			}

@@ -267,3 +267,24 @@ func TestP25_UsageIsSummedUpByProjectAgentAndBranch(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 }
+
+// Sessions that come from each other are linked in whatever order their files are read, also if the first one is not
+// there.
+func TestP16_ForksFindTheirOriginsInAnyOrder(t *testing.T) {
+	dir, store := t.TempDir(), t.TempDir()+"/store"
+	for name, c := range map[string][2]string{"1": {"c", "b"}, "2": {"b", "a"}, "3": {"a", "gone"}, "4": {"x", "y"}, "5": {"y", "x"}} {
+		appendTo(t, filepath.Join(dir, name+".jsonl"), fmt.Sprintf(`{"type":"session_start","id":%q,"parent":%q}`+"\n"+`{"type":"message","id":"m","message":{"role":"user","content":"hi"}}`+"\n", c[0], c[1]))
+	}
+	for range 2 {
+		must(t, "import", dir, "--store", store)
+		out := must(t, "tree", "--store", store)
+		for _, want := range []string{"\na ", "\n└─ b ", "\n   └─ c ", "└─ "} {
+			if !strings.Contains("\n"+out, want) {
+				t.Errorf("no %q in\n%s", want, out)
+			}
+		}
+	}
+	if out := must(t, "sessions", "--json", "--store", store); strings.Count(out, "\n") != 5 {
+		t.Errorf("%s", out)
+	}
+}

@@ -22,7 +22,8 @@ type reading struct {
 	cmd      *cobra.Command
 	as       string // the path that the only file is taken for, if set
 	files    []transcript
-	done     int // files that were read
+	waiting  []transcript // files that are put off
+	done     int          // files that were read
 	bad      []*importer.BadInput
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
@@ -36,8 +37,10 @@ type reading struct {
 type transcript struct {
 	path  string
 	named bool // by the command line, not found in a folder
-	again bool // it was put off until other files are imported
-	after int  // how many conversations were imported then
+	again bool // it was put off until the other files are imported
+	// has and wants are the identities of its conversations, and of those that they come from, of a file that was
+	// put off.
+	has, wants []string
 }
 
 // find finds the files that args name, and those below the folders that they name.
@@ -91,7 +94,13 @@ func transcriptsBelow(folder string, each func(folder string)) (paths []string, 
 
 // next reads files up to the first one that has conversations, and returns them. At the end it returns nil.
 func (r *reading) next() ([]importer.Conversation, error) {
-	for r.done < len(r.files) {
+	for {
+		if r.done == len(r.files) {
+			r.files, r.waiting = append(r.files, originsFirst(r.waiting)...), nil
+		}
+		if r.done == len(r.files) {
+			return nil, nil
+		}
 		f := r.files[r.done]
 		convs, bad, err := r.parse(f.path)
 		if err != nil {
@@ -113,7 +122,35 @@ func (r *reading) next() ([]importer.Conversation, error) {
 		}
 		r.finished(f.path)
 	}
-	return nil, nil
+}
+
+// originsFirst orders files that were put off, so that what a conversation comes from is imported before it.
+func originsFirst(files []transcript) []transcript {
+	at := map[string]int{} // files by the identities that they have
+	for i := range files {
+		for _, id := range files[i].has {
+			at[id] = i
+		}
+	}
+	var out []transcript
+	added := make([]bool, len(files))
+	for i := range files {
+		var line []int // each comes from the one behind it
+		for !added[i] {
+			added[i] = true
+			line = append(line, i)
+			for _, id := range files[i].wants {
+				if j, ok := at[id]; ok && !added[j] {
+					i = j
+					break
+				}
+			}
+		}
+		for _, i := range slices.Backward(line) {
+			out = append(out, files[i])
+		}
+	}
+	return out
 }
 
 // finished says that the file that was read last is done.
@@ -182,14 +219,13 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 	var err error
 	for ; convs != nil; convs, err = r.next() {
 		f := r.files[r.done-1]
-		if f.path != "-" && len(r.files) > 1 && (!f.again || len(results) > f.after) {
-			waits, err := importer.WaitsForParent(ctx, st, convs)
-			if err != nil && ctx.Err() == nil {
+		if !f.again && f.path != "-" && len(r.files) > 1 {
+			if f.has, f.wants, err = importer.Origins(ctx, st, convs); err != nil && ctx.Err() == nil {
 				return results, err
 			}
-			if waits {
-				f.again, f.after = true, len(results)
-				r.files = append(r.files, f)
+			if len(f.wants) > 0 {
+				f.again = true
+				r.waiting = append(r.waiting, f)
 				continue
 			}
 		}

@@ -25,18 +25,28 @@ func PartOfASession(folder string) bool {
 	return filepath.Base(filepath.Dir(folder)) == "storage" && (name == "message" || name == "part" || name == "session_diff")
 }
 
-// WaitsForParent reports whether one of the conversations comes from a session that is neither in the store nor
-// among them.
-func WaitsForParent(ctx context.Context, st *turnstone.Store, convs []Conversation) (bool, error) {
+// Origins returns the identities of the conversations, and of those that they come from and that are neither in the
+// store nor among them.
+func Origins(ctx context.Context, st *turnstone.Store, convs []Conversation) (has, wants []string, err error) {
+	known := map[string]bool{"": true}
+	for i := range convs {
+		has = append(has, convs[i].Identity)
+		known[convs[i].Identity] = true
+	}
 	l := &loader{st: st}
 	for i := range convs {
 		parent := convs[i].Parent
-		if parent == "" || slices.ContainsFunc(convs, func(c Conversation) bool { return c.Identity == parent }) {
+		if known[parent] {
 			continue
 		}
-		if all, err := l.holders(ctx, parent); err != nil || len(all) == 0 {
-			return err == nil, err
+		known[parent] = true
+		all, err := l.holders(ctx, parent)
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(all) == 0 {
+			wants = append(wants, parent)
 		}
 	}
-	return false, nil
+	return has, wants, nil
 }

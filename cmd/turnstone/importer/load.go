@@ -158,11 +158,22 @@ func inOrder(convs []Conversation) []*Conversation {
 		order[i] = snapshots[c.Identity][0]
 		snapshots[c.Identity] = snapshots[c.Identity][1:]
 	}
-	depth := func(c *Conversation) (n int) {
-		for p := c.Parent; p != "" && n < len(order); p = parents[p] {
-			n++
+	depths := map[string]int{"": 0} // by identity
+	depth := func(c *Conversation) int {
+		var line []string
+		at := c.Identity
+		for known := false; !known && len(line) <= len(order); at = parents[at] {
+			if _, known = depths[at]; known {
+				break
+			}
+			line = append(line, at)
 		}
-		return n
+		n := depths[at]
+		for _, id := range slices.Backward(line) {
+			n++
+			depths[id] = n
+		}
+		return depths[c.Identity]
 	}
 	slices.SortStableFunc(order, func(a, b *Conversation) int { return cmp.Compare(depth(a), depth(b)) })
 	return order
