@@ -338,18 +338,17 @@ func TestP14_NoLineMakesAConversationFail(t *testing.T) {
 // These inputs took minutes once.
 func TestP14_NoFileTakesLong(t *testing.T) {
 	testkit.Slow(t)
-	system := file(chain(2))
+	var system, forks strings.Builder
+	system.WriteString(file(chain(2)))
+	forks.WriteString(said(0, "u0", "null") + "\n")
 	for i := range 20_000 {
-		system += fmt.Sprintf(`{"parentUuid":"u%d","sessionId":"s1","type":"system","uuid":"u%d"}`+"\n", i+1, i+2)
-	}
-	forks := said(0, "u0", "null") + "\n"
-	for i := range 20_000 {
-		forks += strings.Replace(said(0, fmt.Sprint("u", i+1), fmt.Sprint("u", i)), `"s1"`, fmt.Sprintf(`"f%d"`, i), 1) + "\n"
+		fmt.Fprintf(&system, `{"parentUuid":"u%d","sessionId":"s1","type":"system","uuid":"u%d"}`+"\n", i+1, i+2)
+		forks.WriteString(strings.Replace(said(0, fmt.Sprint("u", i+1), fmt.Sprint("u", i)), `"s1"`, fmt.Sprintf(`"f%d"`, i), 1) + "\n")
 	}
 	for name, data := range map[string]string{
-		"a long chain behind an answer": system,
+		"a long chain behind an answer": system.String(),
 		"objects on one line":           strings.Repeat("{}", 200_000),
-		"forks of forks":                forks,
+		"forks of forks":                forks.String(),
 		"beginnings":                    strings.Repeat(`{"`, 1_000_000) + "\n",
 	} {
 		if _, _, err := importer.Parse(ctx, "s.jsonl", []byte(data)); err != nil {

@@ -164,7 +164,7 @@ func (s *splitter) resume(at, end int, budget *int) int {
 		next += i
 		*budget -= i
 		n, read := object(s.data[next:end])
-		*budget -= read
+		*budget -= max(read, 512) // A decoder reads that much at least.
 		if n == 0 {
 			continue
 		}
