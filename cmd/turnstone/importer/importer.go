@@ -331,6 +331,16 @@ func (p *parser) lines(ctx context.Context) error {
 				p.whole(t, at.raw, fmt.Sprintf("%s/%d", p.stem, at.line-1), at.line)
 			}
 		}
+	case t.own != nil: // Such a list is read as an array.
+		var all [][]byte
+		for _, at := range s.pieces {
+			if at.broken != "" {
+				p.fail(at.line, "%s", at.broken)
+				continue
+			}
+			all = append(all, at.raw)
+		}
+		t.own(p, slices.Concat([]byte("["), bytes.Join(all, []byte(",")), []byte("]")), p.stem, 0)
 	default:
 		entries := make([]*entry, len(s.pieces))
 		for i := range s.pieces {
