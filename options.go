@@ -107,6 +107,7 @@ const (
 	MaxSessionModels  = 256      // models in the usage totals of a session
 	MaxModel          = 128      // bytes of a model's name
 	MaxTokens         = 1 << 40  // tokens in one count of one commit
+	MaxCost           = 1 << 46  // billionths of a US dollar in one usage entry of one commit
 	MaxText           = 4096     // bytes of a name, and of a working directory
 	MaxGroup          = 512      // bytes of a session's group, UTF-8
 	MaxGroupDepth     = 8        // names in a group
@@ -353,6 +354,7 @@ func (in *Commit) Check() error {
 		for _, n := range [...]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
 			c.limit("tokens", int(min(n, MaxTokens+1)), MaxTokens)
 		}
+		c.limit("cost", int(min(u.Cost, MaxCost+1)), MaxCost)
 	}
 	c.at("commit", 0)
 	c.limit("tombstones", len(in.Tombstone), MaxNodes)

@@ -95,14 +95,18 @@ type Part struct {
 	Whole Revision `json:"whole"`
 }
 
-// Usage counts the tokens of one model.
+// Usage counts the tokens of one model, and what they cost. The store only adds the numbers up. The comments say
+// what hosts should put in them, so that those of different hosts can be compared: Input and Output have all tokens
+// there were, and the other three say how many of them were of a sort. Providers that report cached or reasoning
+// tokens beside the others, as Anthropic and Google do, have to be added up first.
 type Usage struct {
 	Model       string `json:"model"`
-	Input       uint64 `json:"input,omitzero"` // prompt tokens, the cached ones included or not as the provider counts
-	Output      uint64 `json:"output,omitzero"`
-	CachedInput uint64 `json:"cachedInput,omitzero"` // read from the provider's prompt cache
-	CacheWrite  uint64 `json:"cacheWrite,omitzero"`  // written to it
-	Reasoning   uint64 `json:"reasoning,omitzero"`
+	Input       uint64 `json:"input,omitzero"`       // all tokens of prompts
+	Output      uint64 `json:"output,omitzero"`      // all tokens of answers
+	CachedInput uint64 `json:"cachedInput,omitzero"` // of Input, those read from the provider's prompt cache
+	CacheWrite  uint64 `json:"cacheWrite,omitzero"`  // of Input, those written to it
+	Reasoning   uint64 `json:"reasoning,omitzero"`   // of Output, those of thoughts
+	Cost        uint64 `json:"cost,omitzero"`        // what the provider charged, in billionths of a US dollar; 0 if it did not say
 }
 
 // Add adds v to u, whatever the model of v.
@@ -112,6 +116,7 @@ func (u *Usage) Add(v Usage) {
 	u.CachedInput += v.CachedInput
 	u.CacheWrite += v.CacheWrite
 	u.Reasoning += v.Reasoning
+	u.Cost += v.Cost
 }
 
 // AddUsage adds more to total, model by model, and returns it; models that total lacks come

@@ -257,9 +257,9 @@ func decodeWhole(d *codec.Decoder, set Revision) Revision {
 func appendUsage(e *codec.Encoder, usage []Usage) {
 	e.Array(len(usage))
 	for _, u := range usage {
-		e.Array(6)
+		e.Array(7)
 		e.Text(u.Model)
-		for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
+		for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning, u.Cost} {
 			e.Uint(n)
 		}
 	}
@@ -273,9 +273,9 @@ func decodeUsage(d *codec.Decoder, maximum int) []Usage {
 	usage := make([]Usage, n)
 	for i := range usage {
 		u := &usage[i]
-		d.Shape(6)
+		d.Shape(7)
 		u.Model = d.Text()
-		for _, p := range []*uint64{&u.Input, &u.Output, &u.CachedInput, &u.CacheWrite, &u.Reasoning} {
+		for _, p := range []*uint64{&u.Input, &u.Output, &u.CachedInput, &u.CacheWrite, &u.Reasoning, &u.Cost} {
 			*p = d.Uint()
 		}
 	}

@@ -96,7 +96,7 @@ var commits = []behaviour{
 		turn := turnstone.Commit{
 			Expected: 1, Turn: "t1", Nodes: append(texts("q", string(pattern(20000, 1))), turnstone.NewNode{Kind: "side", Parent: turnstone.RefTo(root[0])}),
 			Leaf: turnstone.RefNew(1), Checkpoint: map[string][]byte{"p": pattern(3000, 2), "q": nil}, Drop: []string{"never"},
-			Usage: []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}},
+			Usage: []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5, Cost: 6}},
 		}
 		first := s.commit(p, turn)
 		if first.Replayed {
@@ -493,6 +493,7 @@ func tooLarge() map[string]turnstone.Commit {
 		"checkpoint parts": {Checkpoint: many(turnstone.MaxParts + 1)},
 		"usage":            {Usage: make([]head.Usage, turnstone.MaxModels+1)},
 		"tokens":           {Usage: []head.Usage{{Input: turnstone.MaxTokens + 1}}},
+		"cost":             {Usage: []head.Usage{{Cost: turnstone.MaxCost + 1}}},
 		"attachments":      node(turnstone.NewNode{Kind: "k", Attachments: make([]blob.Attachment, turnstone.MaxAttachments+1)}),
 	}
 }

@@ -153,7 +153,7 @@ var loads = []behaviour{
 	{name: "R8_UsagePerCommitAndModel", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		u := func(model string, n uint64) head.Usage {
-			return head.Usage{Model: model, Input: n, Output: 2 * n, CachedInput: 3 * n, CacheWrite: 4 * n, Reasoning: 5 * n}
+			return head.Usage{Model: model, Input: n, Output: 2 * n, CachedInput: 3 * n, CacheWrite: 4 * n, Reasoning: 5 * n, Cost: 6 * n}
 		}
 		s.commit(p, turnstone.Commit{Usage: []head.Usage{u("a", 1), u("b", 10)}})
 		s.commit(p, turnstone.Commit{Expected: 1})

@@ -103,12 +103,12 @@ func foreignSession(t *testing.T, st *turnstone.Store, info turnstone.Info, f *f
 	if at != len(f.Commits) {
 		return fmt.Errorf("the log has %d commits, and for a stranger %d", at, len(f.Commits))
 	}
-	usage := map[string][5]uint64{}
+	usage := map[string][6]uint64{}
 	for _, u := range f.Usage {
-		usage[u.Model] = u.Tokens
+		usage[u.Model] = u.Counts
 	}
 	for _, u := range state.Usage {
-		if usage[u.Model] != [5]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} || len(usage) != len(state.Usage) {
+		if usage[u.Model] != [6]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning, u.Cost} || len(usage) != len(state.Usage) {
 			return fmt.Errorf("usage %+v, and for a stranger %+v", state.Usage, f.Usage)
 		}
 	}
@@ -193,7 +193,7 @@ func (w *wild) commit(s *turnstone.Session) error {
 	}
 	if w.rng.IntN(3) == 0 {
 		c.Turn, c.Labels = fmt.Sprint("turn", w.n), map[string]string{"a": fmt.Sprint(w.n), "b": "x"}
-		c.Usage = []head.Usage{{Model: "m", Input: uint64(w.n), Output: 3, CachedInput: 1}}
+		c.Usage = []head.Usage{{Model: "m", Input: uint64(w.n), Output: 3, CachedInput: 1, Cost: 5}}
 	}
 	if w.rng.IntN(3) == 0 {
 		c.Records = []turnstone.RecordChange{{Key: fmt.Sprint("record", w.n), Expect: turnstone.NoRecord, Value: w.payload()}}

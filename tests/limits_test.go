@@ -257,10 +257,13 @@ var bounds = map[string]bound{
 	"cached input": tokens(func(u *head.Usage, n uint64) { u.CachedInput = n }),
 	"cache write":  tokens(func(u *head.Usage, n uint64) { u.CacheWrite = n }),
 	"reasoning":    tokens(func(u *head.Usage, n uint64) { u.Reasoning = n }),
-	"name":         onMetadata(turnstone.MaxText, "name bytes", func(n int) head.Metadata { return head.Metadata{Name: text(n)} }),
-	"cwd":          onMetadata(turnstone.MaxText, "cwd bytes", func(n int) head.Metadata { return head.Metadata{Cwd: text(n)} }),
-	"model":        onMetadata(turnstone.MaxModel, "model bytes", func(n int) head.Metadata { return head.Metadata{Model: text(n)} }),
-	"labels":       onMetadata(turnstone.MaxLabels, "labels", func(n int) head.Metadata { return head.Metadata{Labels: numbered(n)} }),
+	"cost": onCommit(turnstone.MaxCost, "cost", func(n int) turnstone.Commit {
+		return turnstone.Commit{Usage: []head.Usage{{Cost: uint64(n)}}}
+	}),
+	"name":   onMetadata(turnstone.MaxText, "name bytes", func(n int) head.Metadata { return head.Metadata{Name: text(n)} }),
+	"cwd":    onMetadata(turnstone.MaxText, "cwd bytes", func(n int) head.Metadata { return head.Metadata{Cwd: text(n)} }),
+	"model":  onMetadata(turnstone.MaxModel, "model bytes", func(n int) head.Metadata { return head.Metadata{Model: text(n)} }),
+	"labels": onMetadata(turnstone.MaxLabels, "labels", func(n int) head.Metadata { return head.Metadata{Labels: numbered(n)} }),
 	"label name": onMetadata(turnstone.MaxLabel, "label name bytes", func(n int) head.Metadata {
 		return head.Metadata{Labels: map[string]string{text(n): "x"}}
 	}),

@@ -396,7 +396,7 @@ func TestAD3_UsageIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	i, err := s.(*adk.Session).Persistence().Info(ctx)
-	want := head.Usage{Model: "model-1", Input: 10, Output: 3, CachedInput: 4, Reasoning: 2}
+	want := head.Usage{Model: "model-1", Input: 10, Output: 5, CachedInput: 4, Reasoning: 2}
 	if err != nil || len(i.Usage) != 1 || i.Usage[0] != want {
 		t.Errorf("%+v, %v", i.Usage, err)
 	}

@@ -156,12 +156,12 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"usage --csv":                     "model,input,output,cached,written,reasoning\nm,35,0,0,0,0\nn,0,3,0,0,0\n",
-		"usage --csv --by session":        "session,input,output,cached,written,reasoning\nf,5,0,0,0,0\ns,30,3,0,0,0\n",
-		"usage f f --csv":                 "model,input,output,cached,written,reasoning\nm,5,0,0,0,0\n",
-		"usage s --csv --by day":          "day,input,output,cached,written,reasoning\n2026-01-01,10,1,0,0,0\n2026-01-02,10,1,0,0,0\n2026-01-03,10,1,0,0,0\n",
-		"usage --csv --by model,day":      "model,day,input,output,cached,written,reasoning\nm,2026-01-01,10,0,0,0,0\nn,2026-01-01,0,1,0,0,0\nm,2026-01-02,10,0,0,0,0\nn,2026-01-02,0,1,0,0,0\nm,2026-01-03,10,0,0,0,0\nn,2026-01-03,0,1,0,0,0\nm,2026-01-04,5,0,0,0,0\n",
-		"usage f --json --by session,day": `{"session":"f","day":"2026-01-04","model":"","input":5}` + "\n",
+		"usage --csv":                     "model,input,output,cached,written,reasoning,dollars\nm,35,0,0,0,0,\nn,0,3,0,0,0,\n",
+		"usage --csv --by session":        "session,input,output,cached,written,reasoning,dollars\nf,5,0,0,0,0,\ns,30,3,0,0,0,\n",
+		"usage f f --csv":                 "model,input,output,cached,written,reasoning,dollars\nm,5,0,0,0,0,\n",
+		"usage s --csv --by day":          "day,input,output,cached,written,reasoning,dollars\n2026-01-01,10,1,0,0,0,\n2026-01-02,10,1,0,0,0,\n2026-01-03,10,1,0,0,0,\n",
+		"usage --csv --by model,day":      "model,day,input,output,cached,written,reasoning,dollars\nm,2026-01-01,10,0,0,0,0,\nn,2026-01-01,0,1,0,0,0,\nm,2026-01-02,10,0,0,0,0,\nn,2026-01-02,0,1,0,0,0,\nm,2026-01-03,10,0,0,0,0,\nn,2026-01-03,0,1,0,0,0,\nm,2026-01-04,5,0,0,0,0,\n",
+		"usage f --json --by session,day": `{"session":"f","day":"2026-01-04","model":"","input":5,"unpriced":true}` + "\n",
 	} {
 		code, out, errs := status(t, []string{"TZ=UTC"}, append(strings.Fields(args), "--store", a.url)...)
 		if code != 0 || out != want {
@@ -169,15 +169,15 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 		}
 	}
 	must(t, "label", "f", "--group", "app/user", "--store", a.url)
-	for group, want := range map[string]string{"app": "m,5,0,0,0,0\n", "app/user": "m,5,0,0,0,0\n", "app/other": ""} {
-		if out := must(t, "usage", "--csv", "--group", group, "--store", a.url); out != "model,input,output,cached,written,reasoning\n"+want {
+	for group, want := range map[string]string{"app": "m,5,0,0,0,0,\n", "app/user": "m,5,0,0,0,0,\n", "app/other": ""} {
+		if out := must(t, "usage", "--csv", "--group", group, "--store", a.url); out != "model,input,output,cached,written,reasoning,dollars\n"+want {
 			t.Errorf("group %s: %q", group, out)
 		}
 	}
 	if code, _, errs := status(t, nil, "usage", "f", "--group", "app", "--store", a.url); code != 2 {
 		t.Errorf("%d: %s", code, errs)
 	}
-	if out := must(t, "usage", "--store", a.url); !strings.Contains(out, "35     3       0       0        0          total") {
+	if out := must(t, "usage", "--store", a.url); !strings.Contains(out, "35     3       0       0        0          ?     total") {
 		t.Error(out)
 	}
 }

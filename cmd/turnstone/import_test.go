@@ -192,7 +192,7 @@ func TestUsageByDayIsThatOfTheFile(t *testing.T) {
 {"role":"assistant","model":"m","content":"y","usage":{"prompt_tokens":4},"timestamp":"2025-02-03T10:00:01Z"}
 `), "--store", store)
 	_, out, _ := status(t, []string{"TZ=UTC"}, "usage", "--by", "day", "--csv", "--store", store)
-	if want := "day,input,output,cached,written,reasoning\n2025-01-02,3,0,0,0,0\n2025-02-03,4,0,0,0,0\n"; out != want {
+	if want := "day,input,output,cached,written,reasoning,dollars\n2025-01-02,3,0,0,0,0,\n2025-02-03,4,0,0,0,0,\n"; out != want {
 		t.Errorf("%s", out)
 	}
 	if _, out, _ := status(t, []string{"TZ=UTC"}, "sessions", "--store", store); !strings.Contains(out, "2025-02-03 10:00:01") {
@@ -259,10 +259,10 @@ func TestP25_UsageIsSummedUpByProjectAgentAndBranch(t *testing.T) {
 	line := strings.Replace(spoken("s", 0), `"type":"user"`, `"type":"assistant","cwd":"/w","gitBranch":"main"`, 1)
 	line = strings.Replace(line, `"role":"user"`, `"id":"m","model":"cl","usage":{"input_tokens":3,"output_tokens":1}`, 1)
 	must(t, "import", write(t, "s.jsonl", line), write(t, "chat.jsonl", `{"role":"assistant","content":"y","usage":{"prompt_tokens":2}}`), "--store", store)
-	if out := must(t, "usage", "--by", "project,agent,branch", "--csv", "--store", store); out != "project,agent,branch,input,output,cached,written,reasoning\n,openai,,2,0,0,0,0\n/w,claude-code,main,3,1,0,0,0\n" {
+	if out := must(t, "usage", "--by", "project,agent,branch", "--csv", "--store", store); out != "project,agent,branch,input,output,cached,written,reasoning,dollars\n,openai,,2,0,0,0,0,\n/w,claude-code,main,3,1,0,0,0,\n" {
 		t.Errorf("%s", out)
 	}
-	if out := must(t, "usage", "--by", "branch,model", "--json", "--store", store); !strings.Contains(out, `{"branch":"main","model":"cl","input":3,"output":1}`) {
+	if out := must(t, "usage", "--by", "branch,model", "--json", "--store", store); !strings.Contains(out, `{"branch":"main","model":"cl","input":3,"output":1,"unpriced":true}`) {
 		t.Errorf("%s", out)
 	}
 }

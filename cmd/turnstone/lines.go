@@ -26,6 +26,7 @@ type usageLine struct {
 	Agent   string `json:"agent,omitempty"`
 	Branch  string `json:"branch,omitempty"`
 	head.Usage
+	Unpriced bool `json:"unpriced,omitempty"` // the cost lacks that of models without a price
 }
 
 type nodeLine struct {

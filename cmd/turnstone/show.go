@@ -221,6 +221,9 @@ func tokens(u head.Usage) string {
 			out += fmt.Sprintf(", %d %s", more.n, more.what)
 		}
 	}
+	if u.Cost > 0 {
+		out += ", $" + dollars(u.Cost)
+	}
 	return out
 }
 

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -24,7 +26,7 @@ var usageColumns = []string{"session", "model", "day", "project", "agent", "bran
 // usageFlags has the flags of usage.
 type usageFlags struct {
 	by             []string
-	group          string
+	group, prices  string
 	asCSV, asLines bool
 }
 
@@ -32,9 +34,14 @@ func (a *app) usage() *cobra.Command {
 	var f usageFlags
 	c := &cobra.Command{
 		Use:   "usage [SESSION…]",
-		Short: "Sum up the tokens that were used, by model, day, session, project, agent or branch",
-		Long: "Sum up the tokens that all sessions, those of a group, or the named ones used. A fork counts only its own turns. Days are\n" +
-			"in the local time zone. The project of a session is its directory; agent and branch of git are those of an imported one.",
+		Short: "Sum up tokens and what they cost, by model, day, session, project, agent or branch",
+		Long: "Sum up the tokens that all sessions, those of a group, or the named ones used, and what they cost. A fork counts only its\n" +
+			"own turns. Days are in the local time zone. The project of a session is its directory; agent and branch of git are those of\n" +
+			"an imported one. Input has all tokens of prompts: those read from the provider's cache, and those written to it, are a part\n" +
+			"of it, as those of thoughts are a part of output.\n\n" +
+			"The cost is what the agent noted. Where it noted none, it is the list price of November 2026, without surcharges for long or\n" +
+			"fast requests. Prices of your own are a file in the form of LiteLLM's model_prices_and_context_window.json. Models without a\n" +
+			"price are named. With --json the cost is in billionths of a dollar, as in all JSON of Turnstone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for i, b := range f.by {
@@ -45,10 +52,17 @@ func (a *app) usage() *cobra.Command {
 			if f.group != "" && len(args) > 0 {
 				return usageError{errors.New("--group is for all sessions of the group: name no session beside it")}
 			}
+			table, err := loadPrices(f.prices)
+			if err != nil {
+				return err
+			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				l := ledger{by: f.by, group: f.group, sums: map[account]*head.Usage{}}
+				l := ledger{by: f.by, group: f.group, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}}
 				if err := l.read(cmd.Context(), st, args); err != nil {
 					return err
+				}
+				if len(l.unpriced) > 0 {
+					fmt.Fprintf(cmd.ErrOrStderr(), "the cost lacks that of models without a price: %s\n", line(strings.Join(slices.Sorted(maps.Keys(l.unpriced)), ", "), 1000))
 				}
 				return f.print(cmd.OutOrStdout(), &l)
 			})
@@ -56,6 +70,7 @@ func (a *app) usage() *cobra.Command {
 	}
 	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, project, agent, branch, or several of them")
 	c.Flags().StringVar(&f.group, "group", "", "sum up the sessions of this group and of those below it")
+	c.Flags().StringVar(&f.prices, "prices", os.Getenv(pricesVariable), "file with the prices of models, instead of those built in; or set "+pricesVariable)
 	c.Flags().BoolVar(&f.asCSV, "csv", false, "print comma-separated values (RFC 4180)")
 	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("csv", "json")
@@ -79,7 +94,7 @@ func (f *usageFlags) print(w io.Writer, l *ledger) error {
 
 func (l *ledger) printJSON(w io.Writer) error {
 	for _, k := range l.accounts() {
-		u := usageLine{k.session, k.day, k.project, k.agent, k.branch, *l.sums[k]}
+		u := usageLine{k.session, k.day, k.project, k.agent, k.branch, l.sums[k].Usage, l.sums[k].unpriced}
 		u.Model = k.model
 		if err := asJSON(w, u); err != nil {
 			return err
@@ -105,13 +120,21 @@ func (l *ledger) printCSV(out io.Writer) error {
 // printTable prints the sums and their total. Names can be long, so they come last,
 // where a terminal may cut them.
 func (l *ledger) printTable(w io.Writer, columns int) error {
-	t := table{least: []string{"REASONING", "WRITTEN", "CACHED"}}
+	t := table{least: []string{"WRITTEN", "REASONING", "CACHED"}}
 	for i, row := range append(l.rows(), l.total()...) {
 		for j := range row {
 			if i == 0 {
 				row[j] = strings.ToUpper(row[j])
 			}
 			row[j] = line(row[j], 60)
+		}
+		switch cost := &row[len(row)-1]; {
+		case i == 0:
+			*cost = "COST"
+		case *cost == "":
+			*cost = "?"
+		default:
+			*cost = "$" + *cost
 		}
 		t.row(append(row[len(l.by):], row[:len(l.by)]...)...)
 	}
@@ -126,11 +149,20 @@ func (k *account) column(name string) *string {
 	return map[string]*string{"session": &k.session, "day": &k.day, "model": &k.model, "project": &k.project, "agent": &k.agent, "branch": &k.branch}[name]
 }
 
+// A tally is a sum of usage.
+type tally struct {
+	head.Usage
+	unpriced bool // The cost lacks that of models without a price.
+}
+
 // A ledger sums up usage.
 type ledger struct {
 	by    []string // the columns by which it sums: session, day, model
 	group string   // the group whose sessions it reads if none are named; "" is all
-	sums  map[account]*head.Usage
+	sums  map[account]*tally
+
+	prices   prices
+	unpriced map[string]bool // models that were used, and have no price
 }
 
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
@@ -144,7 +176,11 @@ func (l *ledger) add(i *turnstone.Info, day string, usage []head.Usage) {
 			*k.column(name) = *all.column(name)
 		}
 		if l.sums[k] == nil {
-			l.sums[k] = &head.Usage{}
+			l.sums[k] = &tally{}
+		}
+		var ok bool
+		if u.Cost, ok = l.prices.cost(&u); !ok {
+			l.unpriced[cmp.Or(u.Model, "a model without a name")], l.sums[k].unpriced = true, true
 		}
 		l.sums[k].Add(u)
 	}
@@ -227,7 +263,7 @@ func (l *ledger) accounts() []account {
 
 // rows returns the names of the columns, and a row for each sum.
 func (l *ledger) rows() [][]string {
-	rows := [][]string{append(slices.Clone(l.by), "input", "output", "cached", "written", "reasoning")}
+	rows := [][]string{append(slices.Clone(l.by), "input", "output", "cached", "written", "reasoning", "dollars")}
 	for _, k := range l.accounts() {
 		rows = append(rows, l.row(k, l.sums[k]))
 	}
@@ -239,9 +275,10 @@ func (l *ledger) total() [][]string {
 	if len(l.sums) == 1 {
 		return nil
 	}
-	var sum head.Usage
+	var sum tally
 	for _, u := range l.sums {
-		sum.Add(*u)
+		sum.Add(u.Usage)
+		sum.unpriced = sum.unpriced || u.unpriced
 	}
 	row := l.row(account{}, &sum)
 	if len(l.by) > 0 {
@@ -250,7 +287,7 @@ func (l *ledger) total() [][]string {
 	return [][]string{row}
 }
 
-func (l *ledger) row(k account, u *head.Usage) []string {
+func (l *ledger) row(k account, u *tally) []string {
 	var row []string
 	for _, b := range l.by {
 		row = append(row, *k.column(b))
@@ -258,5 +295,9 @@ func (l *ledger) row(k account, u *head.Usage) []string {
 	for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
 		row = append(row, fmt.Sprint(n))
 	}
-	return row
+	cost := dollars(u.Cost)
+	if u.unpriced && u.Cost == 0 {
+		cost = ""
+	}
+	return append(row, cost)
 }

@@ -15,7 +15,7 @@ export interface Attachment {
 	name?: string;
 }
 
-/** Tokens of one model. */
+/** Tokens of one model, and what they cost. `input` and `output` are all tokens there were; the next three say how many of them were of a sort. */
 export interface Usage {
 	model: string;
 	input?: number;
@@ -23,6 +23,8 @@ export interface Usage {
 	cachedInput?: number;
 	cacheWrite?: number;
 	reasoning?: number;
+	/** In billionths of a US dollar; 0 if the provider did not say. */
+	cost?: number;
 }
 
 /** A node to append. */

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -19,12 +21,23 @@ type message struct {
 	ToolCalls   json.RawMessage `json:"tool_calls"`
 	Model       string          `json:"model"`
 	Usage       *usage          `json:"usage"`
+	Cost        dollars         `json:"cost"`
 	MessageType string          `json:"message_type"`
 	IsDemo      bool            `json:"is_demo"`
 
 	Timestamp when `json:"timestamp"`
 	TS        when `json:"ts"`
 	CreatedAt when `json:"created_at"`
+}
+
+// used returns what the message used, as that of a model.
+func (m *message) used(model string) []head.Usage {
+	var u usage
+	if m.Usage != nil {
+		u = *m.Usage
+	}
+	u.Cost = max(u.Cost, uint64(m.Cost))
+	return u.of(model)
 }
 
 // time returns the time of the message, or the zero time.
@@ -44,7 +57,7 @@ func (p *parser) messages(id, format string, items []json.RawMessage, line int) 
 			p.fail(line, "message %d has no role", i)
 			return c, false
 		}
-		e := Event{Kind: m.Role, Payload: compact(raw), Line: i, Before: i - 1, Turn: m.Role == "user", Usage: m.Usage.of(m.Model), Time: m.time()}
+		e := Event{Kind: m.Role, Payload: compact(raw), Line: i, Before: i - 1, Turn: m.Role == "user", Usage: m.used(m.Model), Time: m.time()}
 		if !p.fits(line, fmt.Sprintf("message %d ", i), e.Payload) {
 			return c, false
 		}
@@ -63,6 +76,15 @@ func (c *count) UnmarshalJSON(b []byte) error {
 	if err == nil && n > 0 {
 		*c = count(min(n, turnstone.MaxTokens))
 	}
+	return nil
+}
+
+// dollars is an amount in the unit of head.Usage.Cost.
+type dollars uint64
+
+// UnmarshalJSON takes what is no number for 0, and never fails.
+func (d *dollars) UnmarshalJSON(b []byte) error {
+	*d = dollars(nanoDollars(gjson.ParseBytes(b).Num))
 	return nil
 }
 
@@ -158,7 +180,7 @@ func (e *Event) simulated(agent, user string) {
 	if m.Role == "user" {
 		model = user
 	}
-	e.Usage = m.Usage.of(model)
+	e.Usage = m.used(model)
 	switch string(bytes.TrimSpace(m.ToolCalls)) {
 	case "", "null", "[]":
 	default:
@@ -181,8 +203,9 @@ func (p *parser) trajectory(data []byte, id string, line int) {
 		Replay     json.RawMessage   `json:"replay_config"`
 		Info       struct {
 			Stats struct {
-				Sent     count `json:"tokens_sent"`
-				Received count `json:"tokens_received"`
+				Sent     count   `json:"tokens_sent"`
+				Received count   `json:"tokens_received"`
+				Cost     dollars `json:"instance_cost"`
 			} `json:"model_stats"`
 		} `json:"info"`
 	}
@@ -203,7 +226,7 @@ func (p *parser) trajectory(data []byte, id string, line int) {
 		c.outside(marshal(rest))
 	}
 	c.Model = cmp.Or(c.Model, sweModel(top.Replay))
-	u := usage{head.Usage{Input: uint64(top.Info.Stats.Sent), Output: uint64(top.Info.Stats.Received)}}
+	u := usage{head.Usage{Input: uint64(top.Info.Stats.Sent), Output: uint64(top.Info.Stats.Received), Cost: uint64(top.Info.Stats.Cost)}}
 	c.Totals = u.of(c.Model)
 	p.out = append(p.out, c)
 }

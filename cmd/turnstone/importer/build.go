@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
@@ -45,6 +46,7 @@ type talk struct {
 	chains  *chains
 	counted map[string]head.Usage // usage so far, by entry.total
 	keys    map[string]bool       // of events
+	copied  time.Time             // Until then the agent copied lines of another session, whose usage counts there.
 }
 
 // A state is that of an entry.
@@ -175,10 +177,19 @@ func (k *talk) describe(e *entry) {
 	if k.Parent == "" {
 		k.from(e.from)
 	}
-	if k.Parent == "" { // the header of a session whose lines were copied
-		k.from(e.session)
+	if own(k.Format, e.session) != k.Identity { // the header of a session whose lines were copied
+		if k.Parent == "" {
+			k.from(e.session)
+		}
+		if len(k.entries) > 1 && e == k.entries[1] {
+			k.copied = k.entries[0].time.Add(copying)
+		}
 	}
 }
+
+// copying is how long an agent takes to copy the lines of a session that it forks. It gives them the time of the copy,
+// and a model takes longer to answer.
+const copying = 2 * time.Second
 
 // from makes the conversation one that another one was the origin of.
 func (k *talk) from(session string) {
@@ -337,7 +348,7 @@ func (k *talk) use(e *entry) []head.Usage {
 	for i := range e.usage {
 		e.usage[i].Model = cmp.Or(e.usage[i].Model, k.model)
 	}
-	if e.total == "" {
+	if e.total == "" && !e.time.Before(k.copied) {
 		return e.usage
 	}
 	var out []head.Usage
@@ -346,7 +357,7 @@ func (k *talk) use(e *entry) []head.Usage {
 			delete(k.counted, ofSession)
 		}
 		u, k.counted[e.total] = beyond(k.counted[e.total], u)
-		if u != (head.Usage{Model: u.Model}) {
+		if u != (head.Usage{Model: u.Model}) && !e.time.Before(k.copied) {
 			out = append(out, u)
 		}
 	}
@@ -362,6 +373,7 @@ func beyond(counted, u head.Usage) (more, sum head.Usage) {
 		{&counted.CachedInput, &more.CachedInput, &sum.CachedInput},
 		{&counted.CacheWrite, &more.CacheWrite, &sum.CacheWrite},
 		{&counted.Reasoning, &more.Reasoning, &sum.Reasoning},
+		{&counted.Cost, &more.Cost, &sum.Cost},
 	} {
 		*f[1] -= min(*f[0], *f[1])
 		*f[2] = max(*f[0], *f[2])

@@ -23,7 +23,7 @@ var messages = &format{
 
 var chatFields = places{
 	time: "timestamp,ts,created_at", model: "model,modelInfo.modelId,modelInfo.id,extra.response.model",
-	usage: "usage,metrics.tokens,metrics,extra.response.usage",
+	usage: "usage,metrics.tokens,metrics,extra.response.usage", cost: "cost,metrics.cost,extra.cost",
 }
 
 // readMessage reads a message of a chat. Its kind is the role, whatever that is.

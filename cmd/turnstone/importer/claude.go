@@ -20,7 +20,7 @@ var claude = &format{
 	},
 	field: places{
 		session: "sessionId", agent: "agentId", id: "uuid", parent: "parentUuid", time: "timestamp",
-		model: "message.model", cwd: "cwd", branch: "gitBranch", usage: "message.usage", title: "customTitle,aiTitle",
+		model: "message.model", cwd: "cwd", branch: "gitBranch", usage: "message.usage", cost: "costUSD", title: "customTitle,aiTitle",
 	},
 	read: readClaude,
 }

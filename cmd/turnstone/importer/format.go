@@ -47,7 +47,7 @@ type places struct {
 	session, agent, id, parent string
 	time, model, title, cwd    string
 	branch                     string // of git
-	usage                      string
+	usage, cost                string // cost is in US dollars, if it is not a field of the usage
 }
 
 // formats are all formats, the more particular ones first.
@@ -140,6 +140,12 @@ func (t *format) entry(p piece, at int) *entry {
 	e.branch = f.at(w.branch)
 	e.time = f.time(split(w.time)...).Time
 	e.usage = f.usage(e.model, split(w.usage)...)
+	if cost := nanoDollars(f.get(split(w.cost)...).Num); cost > 0 {
+		if e.usage == nil {
+			e.usage = []head.Usage{{Model: e.model}}
+		}
+		e.usage[0].Cost = cost
+	}
 	t.read(f, e)
 	e.own()
 	return e

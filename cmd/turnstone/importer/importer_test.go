@@ -53,12 +53,12 @@ func packed(s string) []byte {
 
 func TestEveryFormatIsFoundOut(t *testing.T) {
 	want := map[string]string{
-		"openai.json": "openai:openai 3 [] total [{m 5 2 3 0 0}]", "list.json": "list:openai 3 []",
+		"openai.json": "openai:openai 3 [] total [{m 5 2 3 0 0 0}]", "list.json": "list:openai 3 []",
 		"chats.jsonl": "chats/0:openai 1 [] chats/1:openai 1 []", "tau.json": "tau/0/1:tau-bench 1 [] tau/1/0:tau-bench 0 []",
-		"tau2.json": "sim:tau2 2 [{a 1 1 0 0 0} {u (simulated user) 7 1 0 0 0}]", "swe.traj": "swe:swe-agent 4 [] total [{ 10 3 0 0 0}]",
-		"hands.jsonl": "hands/0:openhands 3 []", "pi.jsonl": "p1:pi 3 [{m 1 2 3 4 0}]", "plain.jsonl": "plain:openai 2 []",
-		"claude.jsonl":   "c1:claude-code 7 [{cl 3 1 0 0 0} {cl 0 8 0 0 0} {cl 4 6 0 0 0}] c1/ag:claude-code 1 [] c2:claude-code 1 []",
-		"packed.json.gz": "packed:openai 1 []", "ui.json": "ui:cline 4 [{ 2 0 0 0 0}]", "events.json": "events:openhands 3 []",
+		"tau2.json": "sim:tau2 2 [{a 1 1 0 0 0 0} {u (simulated user) 7 1 0 0 0 0}]", "swe.traj": "swe:swe-agent 4 [] total [{ 10 3 0 0 0 0}]",
+		"hands.jsonl": "hands/0:openhands 3 []", "pi.jsonl": "p1:pi 3 [{m 8 2 3 4 0 0}]", "plain.jsonl": "plain:openai 2 []",
+		"claude.jsonl":   "c1:claude-code 7 [{cl 3 1 0 0 0 0} {cl 0 8 0 0 0 0} {cl 4 6 0 0 0 0}] c1/ag:claude-code 1 [] c2:claude-code 1 []",
+		"packed.json.gz": "packed:openai 1 []", "ui.json": "ui:cline 4 [{ 2 0 0 0 0 0}]", "events.json": "events:openhands 3 []",
 	}
 	for file, data := range formats {
 		content := []byte(data)

@@ -18,7 +18,7 @@ var opencode = &format{
 	},
 	items: "messages",
 	field: places{
-		time: "info.time.created,time.created,time.start", usage: "info.tokens,tokens",
+		time: "info.time.created,time.created,time.start", usage: "info.tokens,tokens", cost: "info.cost,cost",
 		model: "info.modelID,modelID,info.model.modelID,model.modelID", cwd: "directory", title: "title",
 	},
 	of:   places{session: "info.id", time: "info.time.created", title: "info.title"},

@@ -59,6 +59,7 @@ func (p *parser) openhandsRun(raw []byte, id string, line int) {
 // conversation.
 type metrics struct {
 	Accumulated *usage   `json:"accumulated_token_usage"`
+	Cost        dollars  `json:"accumulated_cost"`
 	Responses   []*usage `json:"token_usages"`
 }
 
@@ -70,7 +71,10 @@ func (m *metrics) total(model string) (all []head.Usage) {
 	if all == nil && m.Accumulated != nil {
 		all = m.Accumulated.of(cmp.Or(model, m.Accumulated.Model))
 	}
-	return merge(all)
+	if all = merge(all); len(all) > 0 {
+		all[0].Cost = max(all[0].Cost, uint64(m.Cost))
+	}
+	return all
 }
 
 // An openhandsEvent is an action or an observation.
@@ -120,6 +124,7 @@ func (p *parser) openhandsEvents(c *Conversation, history []json.RawMessage, lin
 		c.Model = cmp.Or(e.Call.Response.Model, c.Model)
 		if m := e.Metrics.Accumulated; m != nil {
 			c.Model = cmp.Or(c.Model, m.Model)
+			m.Cost = max(m.Cost, uint64(e.Metrics.Cost))
 			ev.Usage = used.accumulated(m.of(c.Model))
 		} else {
 			ev.Usage = used.response(&e.Call.Response)

@@ -217,19 +217,19 @@ func TestUsageIsReadInTheFormsThatAgentsHave(t *testing.T) {
 	}
 	for file, c := range map[string]struct{ data, want string }{
 		// Parallel calls repeat their response.
-		"responses.json":   {`[{"action":"message","source":"user"},{"action":"run",` + response("r1", 5, 1) + `},{"action":"read",` + response("r1", 5, 1) + `},{"observation":"run",` + response("r1", 5, 1) + `},{"action":"run",` + response("r2", 7, 2) + `}]`, "[{gpt 12 3 2 0 0}]"},
-		"running.json":     {`[{"action":"message","source":"user"},{"action":"run",` + running(5, 1) + `},{"action":"run",` + running(12, 3) + `},{"action":"finish",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0}]"},
-		"both.json":        {`[{"action":"run",` + response("r1", 5, 1) + `},{"action":"run",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0}]"},
-		"total.jsonl":      {`{"instruction":"i","history":[{"action":"run"}],"metrics":{"accumulated_token_usage":{"model":"gpt","prompt_tokens":9,"completion_tokens":4},"costs":[]}}`, "[{gpt 9 4 0 0 0}]"},
-		"each.jsonl":       {`{"instruction":"i","history":[{"action":"run"}],"metrics":{"token_usages":[{"model":"a","prompt_tokens":9},{"model":"b","prompt_tokens":1},{"model":"a","completion_tokens":4}]}}`, "[{a 9 4 0 0 0} {b 1 0 0 0 0}]"},
-		"topped.jsonl":     {`{"instruction":"i","history":[{"action":"run",` + response("r1", 5, 1) + `}],"metrics":{"accumulated_token_usage":{"model":"default","prompt_tokens":8,"completion_tokens":1,"cache_read_tokens":1}}}`, "[{gpt 8 1 1 0 0}]"},
-		"pairs.jsonl":      {`{"instruction":"i","history":[[{"action":"message"},{"observation":"null"}],[{"action":"run",` + response("r1", 5, 1) + `},{"observation":"run"}]]}`, "[{gpt 5 1 1 0 0}]"},
-		"cline.json":       {`[{"role":"user","content":[]},{"role":"assistant","content":[],"ts":1736071200000,"modelInfo":{"modelId":"cl","providerId":"p"},"metrics":{"tokens":{"prompt":10,"completion":3,"cached":4},"cost":0.1}}]`, "[{cl 10 3 4 0 0}]"},
-		"ui_messages.json": {`[{"ts":1736071200000,"type":"say","say":"text","text":"the task"},{"ts":1736071201000,"type":"say","say":"api_req_started","modelInfo":{"modelId":"cl"},"text":"{\"request\":\"r\",\"tokensIn\":10,\"tokensOut\":3,\"cacheReads\":4,\"cacheWrites\":5,\"cost\":0.1}"},{"type":"say","say":"text","text":"done"}]`, "[{cl 10 3 4 5 0}]"},
-		"mini.traj.json":   {`{"info":{"config":{"model":{"model_name":"m"}}},"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y","extra":{"response":{"model":"gpt","usage":{"prompt_tokens":10,"completion_tokens":3}}}}]}`, "[{gpt 10 3 0 0 0}]"},
-		"swe.traj":         {`{"history":[{"role":"user","content":"i"}],"info":{"model_stats":{"tokens_sent":10,"tokens_received":3}},"replay_config":"{\"agent\":{\"model\":{\"name\":\"claude\"}}}"}`, "[{claude 10 3 0 0 0}]"},
-		"object.traj":      {`{"history":[{"role":"user","content":"i"}],"info":{"model_stats":{"tokens_sent":10,"tokens_received":3}},"replay_config":{"agent":{"model":{"name":"claude"}}}}`, "[{claude 10 3 0 0 0}]"},
-		"sum.json":         {`{"model":"m","usage":{"prompt_tokens":8,"completion_tokens":2},"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y","usage":{"prompt_tokens":8,"completion_tokens":2},"model":"m"}]}`, "[{m 8 2 0 0 0}]"},
+		"responses.json":   {`[{"action":"message","source":"user"},{"action":"run",` + response("r1", 5, 1) + `},{"action":"read",` + response("r1", 5, 1) + `},{"observation":"run",` + response("r1", 5, 1) + `},{"action":"run",` + response("r2", 7, 2) + `}]`, "[{gpt 12 3 2 0 0 0}]"},
+		"running.json":     {`[{"action":"message","source":"user"},{"action":"run",` + running(5, 1) + `},{"action":"run",` + running(12, 3) + `},{"action":"finish",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0 100000000}]"},
+		"both.json":        {`[{"action":"run",` + response("r1", 5, 1) + `},{"action":"run",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0 100000000}]"},
+		"total.jsonl":      {`{"instruction":"i","history":[{"action":"run"}],"metrics":{"accumulated_token_usage":{"model":"gpt","prompt_tokens":9,"completion_tokens":4},"costs":[]}}`, "[{gpt 9 4 0 0 0 0}]"},
+		"each.jsonl":       {`{"instruction":"i","history":[{"action":"run"}],"metrics":{"token_usages":[{"model":"a","prompt_tokens":9},{"model":"b","prompt_tokens":1},{"model":"a","completion_tokens":4}]}}`, "[{a 9 4 0 0 0 0} {b 1 0 0 0 0 0}]"},
+		"topped.jsonl":     {`{"instruction":"i","history":[{"action":"run",` + response("r1", 5, 1) + `}],"metrics":{"accumulated_token_usage":{"model":"default","prompt_tokens":8,"completion_tokens":1,"cache_read_tokens":1}}}`, "[{gpt 8 1 1 0 0 0}]"},
+		"pairs.jsonl":      {`{"instruction":"i","history":[[{"action":"message"},{"observation":"null"}],[{"action":"run",` + response("r1", 5, 1) + `},{"observation":"run"}]]}`, "[{gpt 5 1 1 0 0 0}]"},
+		"cline.json":       {`[{"role":"user","content":[]},{"role":"assistant","content":[],"ts":1736071200000,"modelInfo":{"modelId":"cl","providerId":"p"},"metrics":{"tokens":{"prompt":10,"completion":3,"cached":4},"cost":0.1}}]`, "[{cl 10 3 4 0 0 100000000}]"},
+		"ui_messages.json": {`[{"ts":1736071200000,"type":"say","say":"text","text":"the task"},{"ts":1736071201000,"type":"say","say":"api_req_started","modelInfo":{"modelId":"cl"},"text":"{\"request\":\"r\",\"tokensIn\":10,\"tokensOut\":3,\"cacheReads\":4,\"cacheWrites\":5,\"cost\":0.1}"},{"type":"say","say":"text","text":"done"}]`, "[{cl 19 3 4 5 0 100000000}]"},
+		"mini.traj.json":   {`{"info":{"config":{"model":{"model_name":"m"}}},"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y","extra":{"response":{"model":"gpt","usage":{"prompt_tokens":10,"completion_tokens":3}}}}]}`, "[{gpt 10 3 0 0 0 0}]"},
+		"swe.traj":         {`{"history":[{"role":"user","content":"i"}],"info":{"model_stats":{"instance_cost":0.5,"tokens_sent":10,"tokens_received":3}},"replay_config":"{\"agent\":{\"model\":{\"name\":\"claude\"}}}"}`, "[{claude 10 3 0 0 0 500000000}]"},
+		"object.traj":      {`{"history":[{"role":"user","content":"i"}],"info":{"model_stats":{"tokens_sent":10,"tokens_received":3}},"replay_config":{"agent":{"model":{"name":"claude"}}}}`, "[{claude 10 3 0 0 0 0}]"},
+		"sum.json":         {`{"model":"m","usage":{"prompt_tokens":8,"completion_tokens":2},"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y","usage":{"prompt_tokens":8,"completion_tokens":2},"model":"m"}]}`, "[{m 8 2 0 0 0 0}]"},
 	} {
 		st := openStore(t, memory.New())
 		for range 2 {

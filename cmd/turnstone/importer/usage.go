@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"math"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -10,19 +11,42 @@ import (
 )
 
 // usageNames has the paths under which agents and APIs report numbers of tokens, by what they count. The first
-// one that is there counts.
+// one that is there counts. Under the paths in beside, APIs report what the input or the output does not include.
 var usageNames = []struct {
-	count func(*head.Usage) *uint64
-	paths []string
+	paths, beside []string
+	count, sum    func(*head.Usage) *uint64
 }{
-	{func(u *head.Usage) *uint64 { return &u.Input }, split("prompt_tokens,input_tokens,input,prompt,tokensIn,inputTokens,promptTokenCount,prompt_token_count")},
-	{func(u *head.Usage) *uint64 { return &u.Output }, split("completion_tokens,output_tokens,output,completion,tokensOut,outputTokens,candidatesTokenCount,candidates_token_count")},
-	{func(u *head.Usage) *uint64 { return &u.CachedInput }, split("prompt_tokens_details.cached_tokens,input_tokens_details.cached_tokens,cache_read_input_tokens,cached_input_tokens,cacheRead," +
-		"cache_read_tokens,cached,cacheReads,cacheReadTokens,cache.read,input_token_details.cache_read,cachedContentTokenCount,cached_content_token_count")},
-	{func(u *head.Usage) *uint64 { return &u.CacheWrite }, split("cache_creation_input_tokens,cacheWrite,cache_write_tokens,cacheWrites,cacheWriteTokens,cache.write,input_token_details.cache_creation")},
-	{func(u *head.Usage) *uint64 { return &u.Reasoning }, split("completion_tokens_details.reasoning_tokens,output_tokens_details.reasoning_tokens,reasoning_output_tokens,reasoning,reasoningTokens,thoughts," +
-		"output_token_details.reasoning,thoughtsTokenCount,thoughts_token_count")},
+	{
+		count: func(u *head.Usage) *uint64 { return &u.Input },
+		paths: split("prompt_tokens,input_tokens,input,prompt,tokensIn,inputTokens,promptTokenCount,prompt_token_count"),
+	},
+	{
+		count: func(u *head.Usage) *uint64 { return &u.Output },
+		paths: split("completion_tokens,output_tokens,output,completion,tokensOut,outputTokens,candidatesTokenCount,candidates_token_count"),
+	},
+	{
+		count: func(u *head.Usage) *uint64 { return &u.CachedInput }, sum: func(u *head.Usage) *uint64 { return &u.Input },
+		paths: split("prompt_tokens_details.cached_tokens,input_tokens_details.cached_tokens,cached_input_tokens,cached,input_token_details.cache_read," +
+			"cachedContentTokenCount,cached_content_token_count"),
+		beside: split("cache_read_input_tokens,cacheRead,cache_read_tokens,cacheReads,cacheReadTokens,cache.read"),
+	},
+	{
+		count: func(u *head.Usage) *uint64 { return &u.CacheWrite }, sum: func(u *head.Usage) *uint64 { return &u.Input },
+		paths:  split("cache_write_input_tokens,input_token_details.cache_creation"),
+		beside: split("cache_creation_input_tokens,cacheWrite,cache_write_tokens,cacheWrites,cacheWriteTokens,cacheCreationTokens,cache.write"),
+	},
+	{
+		count: func(u *head.Usage) *uint64 { return &u.Reasoning }, sum: func(u *head.Usage) *uint64 { return &u.Output },
+		paths:  split("completion_tokens_details.reasoning_tokens,output_tokens_details.reasoning_tokens,reasoning_output_tokens,output_token_details.reasoning"),
+		beside: split("reasoning,reasoningTokens,thoughts,thoughtsTokenCount,thoughts_token_count"),
+	},
 }
+
+// totalNames are the paths under which APIs report the sum of all tokens, and costNames those of the cost in dollars.
+var (
+	totalNames = split("total_tokens,totalTokenCount,total_token_count,totalTokens,total")
+	costNames  = split("cost.total,cost,total_cost,costUSD")
+)
 
 // usage is a number of tokens of each sort. Values that are not usage are taken for none, because other programs
 // may have fields with the same names, and usage is not essential to a transcript.
@@ -44,20 +68,42 @@ func usageOf(r gjson.Result) (u usage) {
 		have[name.Str] = v
 		return true
 	})
-	u.Model = str(have["model"])
-	for _, n := range usageNames {
-		for _, path := range n.paths {
+	number := func(paths []string) float64 {
+		for _, path := range paths {
 			name, rest, deep := strings.Cut(path, ".")
 			v := have[name]
 			if deep {
 				v = v.Get(rest)
 			}
-			if *n.count(&u.Usage) == 0 && v.Type == gjson.Number && v.Num > 0 {
-				*n.count(&u.Usage) = uint64(min(v.Num, turnstone.MaxTokens))
+			if v.Type == gjson.Number && v.Num > 0 {
+				return v.Num
+			}
+		}
+		return 0
+	}
+	tokens := func(paths []string) uint64 { return uint64(min(number(paths), turnstone.MaxTokens)) }
+	u.Model, u.Cost = str(have["model"]), nanoDollars(number(costNames))
+	var sums head.Usage
+	for _, n := range usageNames {
+		c := n.count(&u.Usage)
+		if *c = tokens(n.paths); *c == 0 {
+			if *c = tokens(n.beside); *c > 0 {
+				*n.sum(&sums) += *c
 			}
 		}
 	}
+	// OpenAI's names and a total say that nothing is beside the others.
+	total := tokens(totalNames)
+	if have["prompt_tokens"].Exists() || total > 0 && total == u.Input+u.Output {
+		return u
+	}
+	u.Input, u.Output = min(u.Input+sums.Input, turnstone.MaxTokens), min(u.Output+sums.Output, turnstone.MaxTokens)
 	return u
+}
+
+// nanoDollars returns an amount of dollars in the unit of head.Usage.Cost.
+func nanoDollars(dollars float64) uint64 {
+	return uint64(math.Round(min(max(dollars, 0)*1e9, turnstone.MaxCost)))
 }
 
 // of returns the usage as that of a model, or nil if it is empty.

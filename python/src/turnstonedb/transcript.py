@@ -74,7 +74,7 @@ def _sum(usage: Iterable[Usage]) -> tuple[Usage, ...]:
     by: dict[str, Usage] = {}
     for u in usage:
         h = by.get(u.model, Usage(u.model))
-        by[u.model] = Usage(u.model, h.input + u.input, h.output + u.output, h.cached_input + u.cached_input, h.cache_write + u.cache_write, h.reasoning + u.reasoning)
+        by[u.model] = Usage(u.model, *(getattr(h, name) + getattr(u, name) for name in Usage.__slots__[1:]))
     return tuple(by.values())
 
 

@@ -36,7 +36,11 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one model."""
+    """Tokens of one model, and what they cost.
+
+    `input` and `output` are all tokens there were; the other three say how many of them were of a sort. `cost` is in
+    billionths of a US dollar, and 0 if the provider did not say.
+    """
 
     model: str
     input: int = 0
@@ -44,16 +48,17 @@ class Usage:
     cached_input: int = 0
     cache_write: int = 0
     reasoning: int = 0
+    cost: int = 0
 
     @classmethod
     def _of(cls, o: Object) -> Usage:
         g = o.get
-        return cls(o["model"], g("input", 0), g("output", 0), g("cachedInput", 0), g("cacheWrite", 0), g("reasoning", 0))
+        return cls(o["model"], g("input", 0), g("output", 0), g("cachedInput", 0), g("cacheWrite", 0), g("reasoning", 0), g("cost", 0))
 
     def _wire(self) -> Object:
         return {
             "model": self.model, "input": self.input, "output": self.output,
-            "cachedInput": self.cached_input, "cacheWrite": self.cache_write, "reasoning": self.reasoning,
+            "cachedInput": self.cached_input, "cacheWrite": self.cache_write, "reasoning": self.reasoning, "cost": self.cost,
         }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ type Part struct {
 // Usage is what a model used.
 type Usage struct {
 	Model  string
-	Tokens [5]uint64 // input, output, cached input, cache write, reasoning
+	Counts [6]uint64 // input, output, cached input, cache write, reasoning, cost
 }
 
 // A Node is an event.
@@ -314,11 +314,11 @@ func (r *row) fail(err error) {
 func (r *row) usage() (out []Usage) {
 	r.each(func(u *row) {
 		one := Usage{Model: u.text()}
-		for i := range one.Tokens {
-			one.Tokens[i] = u.uint()
+		for i := range one.Counts {
+			one.Counts[i] = u.uint()
 		}
 		out = append(out, one)
-	}, 6)
+	}, 7)
 	return out
 }
 

@@ -293,7 +293,7 @@ func (c *Commit) body() []byte {
 	}
 	usage := []any{}
 	for _, u := range c.Usage {
-		usage = append(usage, []any{u.Model, u.Tokens[0], u.Tokens[1], u.Tokens[2], u.Tokens[3], u.Tokens[4]})
+		usage = append(usage, []any{u.Model, u.Counts[0], u.Counts[1], u.Counts[2], u.Counts[3], u.Counts[4], u.Counts[5]})
 	}
 	labels := []any{}
 	names := make([]string, 0, len(c.Labels))

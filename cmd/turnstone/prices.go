@@ -1,0 +1,121 @@
+package main
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// pricesJSON are the list prices that the providers had in November 2026, for requests of ordinary length and speed,
+// of the models that coding agents use. It is a part of what LiteLLM's model_prices_and_context_window.json has, in
+// the same form.
+//
+//go:embed prices.json
+var pricesJSON []byte
+
+// pricesVariable names a file with the prices of models.
+const pricesVariable = "TURNSTONE_PRICES"
+
+// A price is what the tokens of a model cost, in US dollars for each.
+type price struct {
+	Input      float64 `json:"input_cost_per_token"`
+	Output     float64 `json:"output_cost_per_token"`
+	CacheRead  float64 `json:"cache_read_input_token_cost"`
+	CacheWrite float64 `json:"cache_creation_input_token_cost"`
+}
+
+// prices has the prices of models, by their names and by the plain form of those.
+type prices map[string]price
+
+// loadPrices reads the table of prices in a file, or the one that is built in if path is empty.
+func loadPrices(path string) (prices, error) {
+	data := pricesJSON
+	if path != "" {
+		var err error
+		if data, err = os.ReadFile(path); err != nil {
+			return nil, err
+		}
+	}
+	return parsePrices(data, path)
+}
+
+func parsePrices(data []byte, path string) (prices, error) {
+	var models map[string]json.RawMessage
+	if err := json.Unmarshal(data, &models); err != nil {
+		return nil, usageError{fmt.Errorf("%s is no object of models and their prices: %w", path, err)}
+	}
+	p := prices{}
+	for name, raw := range models {
+		if name == "sample_spec" { // LiteLLM's file explains its fields there.
+			continue
+		}
+		var one price
+		if err := json.Unmarshal(raw, &one); err != nil {
+			return nil, usageError{fmt.Errorf("%s: prices of %q: %w", path, name, err)}
+		}
+		if min(one.Input, one.Output, one.CacheRead, one.CacheWrite) < 0 || max(one.Input, one.Output, one.CacheRead, one.CacheWrite) > 1 {
+			return nil, usageError{fmt.Errorf("%s: prices of %q must be dollars for one token, from 0 to 1", path, name)}
+		}
+		if one.Input == 0 && one.Output == 0 {
+			continue // It is no model for text, or has no price.
+		}
+		p[name] = one
+		// Providers of their own kind, as in "azure/gpt-5", may have other prices than the maker of the model.
+		if plain := plainModel(name); !strings.Contains(name, "/") {
+			p[plain] = one
+		} else if _, ok := p[plain]; !ok {
+			p[plain] = one
+		}
+	}
+	return p, nil
+}
+
+// dated matches what a model's name has behind the model: a date, a version of the provider, the size of a window.
+var dated = regexp.MustCompile(`([-@]([0-9]{8}|[0-9]{4}-[0-9]{2}-[0-9]{2}|latest|default))?(-v[0-9]+(:[0-9]+)?)?(\[[0-9]+[mk]\])?(:[a-z]+)?$`)
+
+// plainModel returns a model's name without its provider, region and date, and with dashes for dots: agents write
+// claude-opus-4-5-20251101, anthropic/claude-opus-4.5 and us.anthropic.claude-opus-4-5-20251101-v1:0.
+func plainModel(name string) string {
+	name = strings.ToLower(name[strings.LastIndex(name, "/")+1:])
+	if _, model, ok := strings.Cut(name, "anthropic."); ok {
+		name = model
+	}
+	return strings.ReplaceAll(dated.ReplaceAllString(name, ""), ".", "-")
+}
+
+// cost returns what was paid for usage, in billionths of a dollar: what the provider said, or what the table says.
+// It returns false if neither does.
+func (p prices) cost(u *head.Usage) (uint64, bool) {
+	if u.Cost > 0 || u.Input == 0 && u.Output == 0 {
+		return u.Cost, true
+	}
+	one, ok := p[u.Model]
+	if !ok {
+		one, ok = p[plainModel(u.Model)]
+	}
+	// Tokens of the cache are a part of the input. Where they have no price of their own, they cost as much as the rest.
+	read := min(u.CachedInput, u.Input)
+	write := min(u.CacheWrite, u.Input-read)
+	if one.CacheRead == 0 {
+		one.CacheRead = one.Input
+	}
+	if one.CacheWrite == 0 {
+		one.CacheWrite = one.Input
+	}
+	dollars := float64(u.Input-read-write)*one.Input + float64(read)*one.CacheRead + float64(write)*one.CacheWrite + float64(u.Output)*one.Output
+	return uint64(math.Round(min(dollars*1e9, math.MaxInt64))), ok
+}
+
+// dollars returns a cost in dollars, with the digits that a person would give.
+func dollars(cost uint64) string {
+	if cost > 0 && cost < 1e7 {
+		return strings.TrimRight(fmt.Sprintf("%.6f", float64(max(cost, 1e3))/1e9), "0")
+	}
+	return fmt.Sprintf("%.2f", float64(cost)/1e9)
+}
