@@ -136,6 +136,24 @@ func TestP19_FollowImportsWhatIsThereAndThenWhatIsWritten(t *testing.T) {
 
 // A line that no notification told of is seen by polling, and what the store has is not read again.
 func TestP20_FollowReadsOnlyWhatHasChanged(t *testing.T) {
+	t.Run("import", func(t *testing.T) { // has read it, too; a link to a file is one, and a link to a folder is not
+		dir, store := t.TempDir(), t.TempDir()+"/store"
+		appendTo(t, filepath.Join(dir, "a.jsonl"), spoken("a", 0))
+		for name, of := range map[string]string{"b.jsonl": write(t, "x.jsonl", spoken("b", 0)), "c.jsonl": dir, "d.jsonl": "gone"} {
+			if err := os.Symlink(of, filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if out := must(t, "import", dir, "--store", store); strings.Count(out, "imported") != 2 {
+			t.Errorf("%s", out)
+		}
+		if out := must(t, "follow", "--once", dir, "--store", store); out != "" {
+			t.Errorf("%s", out)
+		}
+		if out := must(t, "status", dir, "--store", store, "--json"); !strings.Contains(out, `"files":2,"stored":2`) {
+			t.Errorf("%s", out)
+		}
+	})
 	dir, store := t.TempDir(), t.TempDir()+"/store"
 	for i := range 5 {
 		appendTo(t, filepath.Join(dir, fmt.Sprint("s", i, ".jsonl")), spoken(fmt.Sprint("s", i), 0))

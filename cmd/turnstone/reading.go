@@ -64,7 +64,8 @@ func (r *reading) find(args []string) error {
 }
 
 // transcriptsBelow returns the files below a folder that may be transcripts by their names, the sessions before
-// their sub-agents. It calls each for every folder that has such files.
+// their sub-agents. It calls each for every folder that has such files. It follows links to files, but not to
+// folders, which may be above.
 func transcriptsBelow(folder string, each func(folder string)) (paths []string, err error) {
 	if real, err := filepath.EvalSymlinks(folder); err == nil { // A walk does not follow a link, not even the first one.
 		folder = real
@@ -80,8 +81,13 @@ func transcriptsBelow(folder string, each func(folder string)) (paths []string, 
 				return fs.SkipDir
 			}
 			each(path)
-		case d.Type().IsRegular() && importer.MayBeTranscript(path):
+		case !importer.MayBeTranscript(path):
+		case d.Type().IsRegular():
 			paths = append(paths, path)
+		case d.Type()&fs.ModeSymlink != 0:
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				paths = append(paths, path)
+			}
 		}
 		return nil
 	})
@@ -235,7 +241,7 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 			return append(results, of...), r.interrupted(ctx.Err())
 		}
 		if !slices.ContainsFunc(of, func(r importer.Result) bool { return r.Err != nil }) {
-			if r.read != nil && len(r.found) == 0 && r.version != nil {
+			if len(r.found) == 0 && r.version != nil {
 				if err := r.version.Note(ctx, st, of[len(of)-1].Session); err != nil {
 					return results, err
 				}

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
 // recordsFlags has the flags of records.
@@ -18,6 +20,7 @@ type recordsFlags struct {
 	prefix  string
 	limit   int
 	asLines bool
+	unasked bool // all records are to be listed, of all sessions
 }
 
 func (a *app) records() *cobra.Command {
@@ -26,8 +29,8 @@ func (a *app) records() *cobra.Command {
 		Use:   "records [SESSION [KEY]]",
 		Short: "List the records of a session or of all, or write the value of one",
 		Long: "List records, the small values that sessions have beside their histories, in the order of their keys. Without\n" +
-			"SESSION, list those of all sessions, except records whose key begins with a dot. With KEY, write the value of\n" +
-			"that record, byte for byte.",
+			"SESSION, list those of all sessions, except records whose key begins with a dot, and those with which imports note\n" +
+			"what they have read, unless --prefix asks for these. With KEY, write the value of that record, byte for byte.",
 		Example: "turnstone records\nturnstone records trip\nturnstone records trip stage",
 		Args:    cobra.MaximumNArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -78,6 +81,7 @@ func (f *recordsFlags) value(cmd *cobra.Command, st *turnstone.Store, id, key st
 // run lists what args name: all records, those of a session, or one.
 func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []string) error {
 	list := st.Records
+	f.unasked = len(args) == 0 && f.prefix == ""
 	if len(args) > 0 {
 		s, err := session(cmd.Context(), st, args[0])
 		if err != nil {
@@ -122,6 +126,9 @@ func (f *recordsFlags) each(ctx context.Context, list func(context.Context, turn
 			return false, err
 		}
 		for i := range page.Records {
+			if f.unasked && strings.HasPrefix(page.Records[i].Key, importer.SeenPrefix) {
+				continue
+			}
 			if f.limit > 0 && n == f.limit {
 				return true, nil
 			}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,13 +20,15 @@ const resumeHelp = `Write a session back to where its agent finds it, and print 
 with it: for Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot CLI and pi.
 
 The transcript is the one that was imported, byte for byte. --cwd says where the project
-is on this machine, if it is not where the transcript says; the lines name that directory
-then. With --fork, with a fork of the session, or at a place (SESSION@REVISION or
-SESSION:NODE), the transcript is the path to there, under a new id, so that the agent
-keeps the other one.
+is on this machine, if it is not where the transcript says; lines that name the project's
+directory, or one below it, name that one then. With --fork, with a fork of the session,
+or at a place (SESSION@REVISION or SESSION:NODE), the transcript is the path to there and
+what the agent noted beside it, under a new id, so that the agent keeps the other one; and
+each line says from which session it was copied.
 
-A file that is there already is not overwritten, unless it is the beginning of what is
-written.`
+If the agent has a file of the session, that is what is written, and only if it is the
+beginning of the transcript: then the rest is added. Sub-agents can't be resumed, and are
+not written with the session that called them.`
 
 func (a *app) resume() *cobra.Command {
 	var cwd string
@@ -77,7 +78,7 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 	if err != nil {
 		return err
 	}
-	r := importer.Resumption{Cwd: origin.Cwd, Began: origin.HostCreated.UTC()}
+	r := importer.Resumption{Began: origin.HostCreated, File: origin.Labels[importer.FileLabel]}
 	if cwd != "" {
 		if r.Cwd, err = filepath.Abs(cwd); err != nil {
 			return err
@@ -85,12 +86,18 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 	}
 	fork = fork || forked || !p.bare
 	var content bytes.Buffer
-	if err := p.writeTranscript(cmd, fork, &content); err != nil {
+	if err := p.writeTranscript(cmd, fork, format, &content); err != nil {
 		return err
 	}
 	r.Content = content.Bytes()
-	_, id, _ := strings.Cut(origin.Labels[importer.IdentityLabel], ":")
-	if err := importer.Resume(format, home, id, origin.Cwd, fork, &r); err != nil {
+	id, named := strings.CutPrefix(origin.Labels[importer.IdentityLabel], format+":")
+	if !named {
+		id = ""
+	}
+	if strings.Contains(id, "/") && origin.Detached {
+		return inputError{fmt.Errorf("%q is a sub-agent, which its agent can't resume: resume %q", name, origin.Parent)}
+	}
+	if err := importer.Resume(format, home, id, fork, &r); err != nil {
 		return inputError{fmt.Errorf("%q: %w", name, err)}
 	}
 	if err := giveBack(&r); err != nil {
@@ -109,67 +116,63 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 	return p2.err
 }
 
-// writeTranscript writes the transcript of a place: the file that was imported, or the path to the place.
-func (p *place) writeTranscript(cmd *cobra.Command, path bool, w *bytes.Buffer) error {
-	if !path {
-		state, part, err := exported(cmd.Context(), p.Session, false)
+// writeTranscript writes the transcript of a place: the file that was imported, if it has the whole session, or the
+// path to the place.
+func (p *place) writeTranscript(cmd *cobra.Command, fork bool, format string, w *bytes.Buffer) error {
+	ctx := cmd.Context()
+	if !fork {
+		state, part, err := exported(ctx, p.Session, false)
 		if err != nil {
 			return err
 		}
-		return importer.Write(w, state, part)
-	}
-	state, err := p.Load(cmd.Context(), p.scope)
-	if err != nil {
-		return err
-	}
-	onPath := map[graph.ID]bool{}
-	for i := range state.Nodes {
-		onPath[state.Nodes[i].ID] = true
-	}
-	whole := p.scope
-	whole.Full, whole.Leaf = true, graph.ID{}
-	all, err := p.Load(cmd.Context(), whole)
-	if err != nil {
-		return err
-	}
-	left := len(onPath)
-	all.Nodes = slices.DeleteFunc(all.Nodes, func(n turnstone.Node) bool {
-		if onPath[n.ID] {
-			left--
-			return false
+		if importer.Complete(state, part) {
+			return importer.Write(w, state, part)
 		}
-		// A header, and what else the agent noted before the end of the path.
-		return left == 0 || n.Key != "" || n.Kind == importer.Unreadable || !importer.Beside(n.Kind, n.Payload)
-	})
-	return importer.Write(w, all, nil)
+	}
+	path, err := p.Load(ctx, p.scope)
+	if err != nil {
+		return err
+	}
+	scope := p.scope
+	scope.Full, scope.Leaf = true, graph.ID{}
+	all, err := p.Load(ctx, scope)
+	if err != nil {
+		return err
+	}
+	parts, err := p.Checkpoint(ctx, all.Revision)
+	if err != nil {
+		return err
+	}
+	return importer.WritePath(w, all.Nodes, path.Nodes, format, parts[importer.OutsidePart])
 }
 
-// giveBack writes a transcript, unless another one is at its path. It replaces a file at once, so that an agent
-// never sees a part of it.
+// giveBack writes a transcript. What the agent has already is only added to.
 func giveBack(r *importer.Resumption) error {
-	there, err := os.ReadFile(r.Path)
+	flags := os.O_WRONLY | os.O_APPEND
+	info, err := os.Lstat(r.Path)
 	switch {
-	case err == nil && !bytes.HasPrefix(r.Content, there):
+	case errors.Is(err, fs.ErrNotExist):
+		flags |= os.O_CREATE | os.O_EXCL
+		err = os.MkdirAll(filepath.Dir(r.Path), 0o700)
+	case err == nil && !info.Mode().IsRegular():
+		return inputError{fmt.Errorf("%s is no regular file", r.Path)}
+	}
+	if err != nil {
+		return err
+	}
+	var there []byte
+	if flags&os.O_CREATE == 0 {
+		if there, err = os.ReadFile(r.Path); err != nil {
+			return err
+		}
+	}
+	if !bytes.HasPrefix(r.Content, there) {
 		return fmt.Errorf("%s: %w, and is not the beginning of the session: `turnstone import` it, or resume with --fork", r.Path, turnstone.ErrExists)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err
-	case err == nil && len(there) == len(r.Content):
-		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(r.Path), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(r.Path), ".turnstone-*")
+	f, err := os.OpenFile(r.Path, flags, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(r.Content)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), r.Path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	_, err = f.Write(r.Content[len(there):])
+	return errors.Join(err, f.Sync(), f.Close())
 }

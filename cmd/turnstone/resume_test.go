@@ -1,9 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -12,6 +16,14 @@ const rollout = `{"timestamp":"2026-01-01T10:00:00Z","type":"session_meta","payl
 {"timestamp":"2026-01-01T10:00:01Z","type":"event_msg","payload":{"type":"user_message","message":"hi"}}
 {"timestamp":"2026-01-01T10:00:02Z","type":"response_item","payload":{"type":"message","role":"assistant","content":[{"type":"output_text","text":"ho"}]}}
 `
+
+// forkMarks is what each line of a fork has more than the line that it was copied from.
+var forkMarks = regexp.MustCompile(`,"forkedFrom":\{[^}]*\}`)
+
+// agents returns the environment of agents in a home directory.
+func agents(home string) []string {
+	return []string{"HOME=" + home, "TZ=UTC", "CLAUDE_CONFIG_DIR=", "CODEX_HOME=", "XDG_DATA_HOME="}
+}
 
 // A session goes back to where its agent finds it, byte for byte; to another directory, or as a fork, only what names
 // the directory and the session changes. What is written can be imported again.
@@ -32,8 +44,7 @@ func TestP24_ASessionGoesBackToItsAgent(t *testing.T) {
 			must(t, "import", write(t, "x.jsonl", c.data), "--store", store)
 			resume := func(home string, args ...string) (path, command string) {
 				t.Helper()
-				env := []string{"HOME=" + home, "CLAUDE_CONFIG_DIR=", "CODEX_HOME="}
-				code, out, errs := status(t, env, append([]string{"resume", "--store", store}, args...)...)
+				code, out, errs := status(t, agents(home), append([]string{"resume", "--store", store}, args...)...)
 				lines := strings.Split(out, "\n")
 				if code != 0 || len(lines) != 3 {
 					t.Fatalf("%d %s %s", code, out, errs)
@@ -62,7 +73,7 @@ func TestP24_ASessionGoesBackToItsAgent(t *testing.T) {
 			}
 			// The agent went on: its file is not overwritten.
 			appendTo(t, path, "{}\n")
-			code, _, errs := status(t, []string{"HOME=" + home, "CLAUDE_CONFIG_DIR=", "CODEX_HOME="}, "resume", c.id, "--cwd", "/work/new", "--store", store)
+			code, _, errs := status(t, agents(home), "resume", c.id, "--cwd", "/work/new", "--store", store)
 			if code != exitConflict || !strings.Contains(errs, "is not the beginning of the session") {
 				t.Errorf("%d %s", code, errs)
 			}
@@ -71,7 +82,8 @@ func TestP24_ASessionGoesBackToItsAgent(t *testing.T) {
 				path, command := resume(t.TempDir(), place...)
 				fork := content(path)
 				id := command[strings.LastIndexByte(command, ' ')+1:]
-				if id == c.id || !strings.Contains(path, id) || strings.ReplaceAll(fork, id, c.id) != c.data[:len(fork)] {
+				original := forkMarks.ReplaceAllString(strings.ReplaceAll(fork, id, c.id), "")
+				if id == c.id || !strings.Contains(path, id) || original == "" || !strings.HasPrefix(c.data, original) || strings.Count(fork, `"forkedFrom":{`) != strings.Count(fork, "\n") {
 					t.Errorf("%v: %s\n%s", place, command, fork)
 				}
 				if out := must(t, "import", path, "--store", store); !strings.Contains(out, "imported") || !strings.Contains(out, id) {
@@ -86,10 +98,167 @@ func TestP24_WhatHasNoAgentIsRefused(t *testing.T) {
 	store := t.TempDir() + "/store"
 	must(t, "import", write(t, "chat.jsonl", lines), "--store", store)
 	evil := strings.ReplaceAll(spoken("../../evil", 0), `"sessionId"`, `"cwd":"/w","sessionId"`)
-	must(t, "import", write(t, "evil.jsonl", evil), "--store", store)
-	for id, want := range map[string]string{"chat": "does not go on with a file", "../../evil": "can't be the name of a file"} {
-		if code, _, errs := status(t, []string{"HOME=" + t.TempDir()}, "resume", id, "--store", store); code != exitFailed || !strings.Contains(errs, want) {
-			t.Errorf("%s: %d %s", id, code, errs)
+	must(t, "import", write(t, "evil.jsonl", evil), write(t, "nowhere.jsonl", spoken("nowhere", 0)), write(t, "dash.jsonl", spoken("dash", 0)+spokenIn("dash", 1, "-")),
+		write(t, "nameless.jsonl", strings.ReplaceAll(spoken("x", 0), `"sessionId":"x",`, "")), "--store", store)
+	for id, want := range map[string]string{
+		"chat": "does not go on with a file", "../../evil": "can't be the name of a file", "nowhere": "give --cwd", "dash": "give --cwd", "nameless": "does not name its session",
+	} {
+		if code, out, errs := status(t, agents(t.TempDir()), "resume", id, "--store", store); code != exitFailed || !strings.Contains(errs, want) {
+			t.Errorf("%s: %d %s%s", id, code, out, errs)
 		}
 	}
+	home := t.TempDir()
+	dir := filepath.Join(home, ".claude", "projects", "-w")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range []string{filepath.Join(dir, "nowhere.jsonl"), filepath.Join(home, "elsewhere.jsonl")} {
+		if i == 0 {
+			if err := syscall.Mkfifo(path, 0o600); err != nil {
+				t.Skip(err)
+			}
+		} else if err := os.Symlink(path, filepath.Join(dir, "nowhere.jsonl")); err != nil {
+			t.Fatal(err)
+		}
+		if code, _, errs := status(t, agents(home), "resume", "nowhere", "--cwd", "/w", "--store", store); code != exitFailed || !strings.Contains(errs, "is no regular file") {
+			t.Errorf("%d %s", code, errs)
+		}
+		os.Remove(filepath.Join(dir, "nowhere.jsonl"))
+	}
+}
+
+func spokenIn(session string, i int, cwd string) string {
+	return strings.ReplaceAll(spoken(session, i), `"sessionId"`, `"cwd":"`+cwd+`","sessionId"`)
+}
+
+// What a session used counts once, though it was given back in another directory or as a fork, and read again.
+func TestP24_WhatIsGivenBackAndReadAgainCountsOnce(t *testing.T) {
+	said := func(id, parent, more string) string {
+		return `{"type":"assistant","uuid":"` + id + `","parentUuid":` + parent + `,"sessionId":"s-1","cwd":"/work/old","message":{"id":"m` + id + `","role":"assistant","content":"ho","model":"cl","usage":{"input_tokens":5}}` + more + "}\n"
+	}
+	codexUsed := rollout + `{"timestamp":"2026-01-01T10:00:03Z","type":"event_msg","payload":{"type":"token_count","info":{"total_token_usage":{"input_tokens":10}}}}` + "\n"
+	for name, data := range map[string]string{"claude-code": said("a", "null", "") + said("b", `"a"`, ""), "codex": codexUsed} {
+		t.Run(name, func(t *testing.T) {
+			home, store := t.TempDir(), t.TempDir()+"/store"
+			file := write(t, "x.jsonl", data)
+			must(t, "import", file, "--store", store)
+			id := map[string]string{"claude-code": "s-1", "codex": "0199aaaa-0000-7000-8000-000000000001"}[name]
+			used := func() string { return must(t, "usage", "--by", "agent", "--csv", "--store", store) }
+			before := used()
+			if !strings.Contains(before, name+",10,0") {
+				t.Fatal(before)
+			}
+			for _, args := range [][]string{{"--cwd", "/work/new"}, {"--fork"}} {
+				if code, out, errs := status(t, agents(home), append([]string{"resume", id, "--store", store}, args...)...); code != 0 {
+					t.Fatal(out, errs)
+				}
+				if code, out, errs := status(t, agents(home), "follow", "--once", "--store", store); code != 0 || used() != before {
+					t.Errorf("%v: %s%s%s", args, used(), out, errs)
+				}
+			}
+			// The fork knows where it came from, and what is used in it counts.
+			if out := must(t, "tree", "--store", store); !strings.Contains(out, "└─ ") {
+				t.Errorf("%s", out)
+			}
+		})
+	}
+}
+
+// What the agent has of a session is added to, wherever it has it, and a session in several files is given back whole.
+func TestP24_WhatTheAgentHasIsAddedTo(t *testing.T) {
+	home, store := t.TempDir(), t.TempDir()+"/store"
+	day := filepath.Join(home, ".codex", "sessions", "2025", "12", "31")
+	if err := os.MkdirAll(day, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	name := "rollout-2025-12-31T23-00-00-0199aaaa-0000-7000-8000-000000000001.jsonl"
+	appendTo(t, filepath.Join(day, name), rollout)
+	must(t, "import", day, "--store", store)
+	first := rollout[:strings.Index(rollout, "\n")+1]
+	if err := os.WriteFile(filepath.Join(day, name), []byte(first), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		code, out, errs := status(t, agents(home), "resume", "0199aaaa-0000-7000-8000-000000000001", "--store", store)
+		if data, err := os.ReadFile(filepath.Join(day, name)); code != 0 || err != nil || string(data) != rollout || !strings.HasPrefix(out, filepath.Join(day, name)+"\n") {
+			t.Errorf("%d %s%s %v\n%s", code, out, errs, err, data)
+		}
+		if err := os.RemoveAll(day); err != nil { // Then it goes where the name of the file says.
+			t.Fatal(err)
+		}
+	}
+	one, two := spokenIn("s-1", 0, "/w")+spokenIn("s-1", 1, "/w"), spokenIn("s-1", 2, "/w")
+	must(t, "import", write(t, "one.jsonl", one), write(t, "two.jsonl", two), "--store", store)
+	_, out, _ := status(t, agents(home), "resume", "s-1", "--store", store)
+	if data, err := os.ReadFile(strings.Split(out, "\n")[0]); err != nil || string(data) != one+two {
+		t.Errorf("%s %v\n%s", out, err, data)
+	}
+}
+
+// A fork has what is on the path to its end, and what the agent noted beside it, in the form of the agent.
+func TestP24_AForkIsThePathAndItsNotes(t *testing.T) {
+	gemini := `{"sessionId":"g-1","projectHash":"abc","startTime":"2026-01-01T10:00:00Z","messages":[{"id":"a","type":"user","content":"hi"},{"id":"b","type":"gemini","content":"ho"}]}`
+	old := `{"type":"session","id":"p-1","version":3,"cwd":"/w"}` + "\n" + `{"type":"message","id":"m1","parentId":"p-1","message":{"role":"user","content":"hi"}}` + "\n" + `{"type":"label","id":"m2","parentId":"m1"}` + "\n"
+	header := `{"timestamp":"2026-01-01T10:00:00Z","type":"session_meta","payload":{"id":"c-1","cwd":"/w"}}` + "\n"
+	event := `{"timestamp":"2026-01-01T10:00:00Z","type":"event_msg","payload":{"type":"agent_message","message":"x"}}` + "\n"
+	item := func(text string) string {
+		return `{"timestamp":"2026-01-01T10:00:00Z","type":"response_item","payload":{"type":"message","role":"user","content":[{"type":"input_text","text":"` + text + `"}]}}` + "\n"
+	}
+	thought := `{"timestamp":"2026-01-01T10:00:00Z","type":"response_item","payload":{"type":"reasoning","encrypted_content":"old","summary":[]}}` + "\n"
+	for name, c := range map[string]struct {
+		versions []string
+		want     string
+	}{
+		"gemini.json":  {[]string{gemini}, gemini},
+		"pi.jsonl":     {[]string{old}, old},
+		"events.jsonl": {[]string{header + event}, header + event},
+		"codex.jsonl":  {[]string{header + thought + item("old") + event, header + item("new") + event}, header + item("new") + event},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, home := t.TempDir()+"/store", t.TempDir()
+			file := filepath.Join(t.TempDir(), name)
+			for _, data := range c.versions {
+				if err := os.WriteFile(file, []byte(data), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				must(t, "import", file, "--store", store)
+			}
+			id := map[string]string{"gemini.json": "g-1", "pi.jsonl": "p-1", "events.jsonl": "c-1", "codex.jsonl": "c-1"}[name]
+			code, out, errs := status(t, agents(home), "resume", id, "--fork", "--store", store)
+			if code != 0 {
+				t.Fatal(out, errs)
+			}
+			path := strings.Split(out, "\n")[0]
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept := sortedFields(t, forkMarks.ReplaceAllString(string(data), ""))
+			want := sortedFields(t, c.want)
+			for i := range want {
+				want[i] = strings.ReplaceAll(want[i], id, "ID")
+			}
+			fork := regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+			for i := range kept {
+				kept[i] = fork.ReplaceAllString(kept[i], "ID")
+			}
+			if !slices.Equal(kept, want) {
+				t.Errorf("%s\n got %q\nwant %q", path, kept, want)
+			}
+		})
+	}
+}
+
+// sortedFields returns lines of JSON with the fields of objects in the order of their names.
+func sortedFields(t *testing.T, data string) (out []string) {
+	t.Helper()
+	for l := range strings.Lines(data) {
+		var v any
+		if err := json.Unmarshal([]byte(l), &v); err != nil {
+			t.Fatalf("%s: %v", l, err)
+		}
+		b, _ := json.Marshal(v)
+		out = append(out, string(b))
+	}
+	return out
 }

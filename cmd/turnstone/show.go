@@ -36,8 +36,8 @@ func (a *app) show() *cobra.Command {
 		Short: "Print a session's conversation",
 		Long: "Print a session's conversation: the nodes of the active path. The result of a tool names the call that it\n" +
 			"answers, and long payloads are folded. Of an imported session, what the agent noted for itself and what the\n" +
-			"model thought are left out, unless --all is given. SESSION@REVISION and SESSION:NODE are short for --at and\n" +
-			"--leaf.",
+			"model thought are left out, unless --all or --json is given. SESSION@REVISION and SESSION:NODE are short for\n" +
+			"--at and --leaf.",
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
 		RunE:    a.in(f.run),
@@ -64,6 +64,9 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 	scope, err := f.scope(ctx, p)
 	if err != nil {
 		return err
+	}
+	if f.last < 0 {
+		return usageError{fmt.Errorf("--last must not be negative, is %d", f.last)}
 	}
 	since, err := sinceTime(f.since, time.Now())
 	if err != nil {
@@ -108,6 +111,9 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error) {
 	scope := p.scope
 	scope.Full = f.full
+	if !p.bare && (f.at > 0 || f.leaf != "") {
+		return scope, usageError{errors.New("the place has a revision or a node already: leave out --at and --leaf")}
+	}
 	if f.at > 0 {
 		scope.At = head.Revision(f.at)
 	}

@@ -348,7 +348,8 @@ func (k *talk) use(e *entry) []head.Usage {
 	for i := range e.usage {
 		e.usage[i].Model = cmp.Or(e.usage[i].Model, k.model)
 	}
-	if e.total == "" && !e.time.Before(k.copied) {
+	copied := e.copied || e.time.Before(k.copied)
+	if e.total == "" && !copied {
 		return e.usage
 	}
 	var out []head.Usage
@@ -357,7 +358,7 @@ func (k *talk) use(e *entry) []head.Usage {
 			delete(k.counted, ofSession)
 		}
 		u, k.counted[e.total] = beyond(k.counted[e.total], u)
-		if u != (head.Usage{Model: u.Model}) && !e.time.Before(k.copied) {
+		if u != (head.Usage{Model: u.Model}) && !copied {
 			out = append(out, u)
 		}
 	}

@@ -58,9 +58,6 @@ func readClaude(f *fields, e *entry) {
 		e.parent = f.text("logicalParentUuid") // A compaction goes on from here.
 	}
 	e.names = true // A line without a parent begins a tree.
-	if e.from = f.text("forkedFrom.sessionId"); e.from != "" {
-		e.usage = nil // It was counted where the line was copied from.
-	}
 	// Lines without a uuid are bookkeeping. The lines of a sub-agent that is not named stand beside the session.
 	e.beside = e.id == "" || e.kind == "progress" || e.agent == "" && f.get("isSidechain").Bool()
 }

@@ -1,6 +1,7 @@
 package importer_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -67,17 +68,18 @@ func TestAnEditedFileBecomesABranch(t *testing.T) {
 }
 
 // usage returns the usage of the events in several versions of a file, by model. An event
-// in several versions counts once.
+// in several versions counts once, and so does one that was edited, if it says that it used as much.
 func usage(t *testing.T, name string, versions ...string) map[string]head.Usage {
 	t.Helper()
 	used := map[string]head.Usage{}
 	seen := map[string]bool{}
 	for _, content := range versions {
 		for _, e := range parse(t, name, content)[0].Events {
-			if seen[string(e.Payload)] {
+			line := fmt.Sprint("key ", e.Key, e.Usage)
+			if seen[string(e.Payload)] || e.Key != "" && seen[line] {
 				continue
 			}
-			seen[string(e.Payload)] = true
+			seen[string(e.Payload)], seen[line] = true, true
 			for _, u := range e.Usage {
 				sum := used[u.Model]
 				sum.Add(u)

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,6 +79,15 @@ func formatOf(f *fields) *format {
 	return nil
 }
 
+// formatNamed returns the format of objects with a name, or nil.
+func formatNamed(name string) *format {
+	i := slices.IndexFunc(formats, func(t *format) bool { return t.name == name && t.read != nil })
+	if i < 0 {
+		return nil
+	}
+	return formats[i]
+}
+
 // is reports whether a format knows an object, in one of the two ways.
 func (t *format) is(known func(*fields) bool, f *fields) bool { return known != nil && known(f) }
 
@@ -107,6 +117,7 @@ type entry struct {
 	titleOf string    // the title counts only if the conversation has an entry of this id
 	command bool      // the user's message is no title, because a command of the agent wrote it
 	from    string    // id of the session that this one was forked from or spawned by
+	copied  bool      // from another session, where its usage counts
 	label   [2]string // a label of the session, if it has a value
 	// rewind is the id of an entry from which on the conversation was taken back. Later entries go on from the
 	// one before it.
@@ -147,6 +158,9 @@ func (t *format) entry(p piece, at int) *entry {
 		e.usage[0].Cost = cost
 	}
 	t.read(f, e)
+	if origin := f.text("forkedFrom.sessionId"); origin != "" {
+		e.from, e.copied = cmp.Or(e.from, origin), true
+	}
 	e.own()
 	return e
 }

@@ -281,7 +281,7 @@ func (h *held) begins(c *Conversation) bool {
 }
 
 // findMoved sets moved: it looks for new events among the nodes that no event has. Such
-// a node has another parent than its event.
+// a node has another parent than its event, or is another version of it that reports the same usage.
 func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
 	if len(left) == 0 {
 		return
@@ -291,11 +291,20 @@ func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
 		k.parent = graph.ID{}
 		elsewhere[k] += len(nodes)
 	}
+	older := map[string][]byte{} // payloads by their keys in the file
+	for i := range h.own {
+		older[base(h.own[i].Key)] = h.own[i].Payload
+	}
 	for i := range c.Events {
-		k := c.Events[i].fingerprint(graph.ID{})
-		if h.isNew(i) && elsewhere[k] > 0 {
+		e := &c.Events[i]
+		k := e.fingerprint(graph.ID{})
+		switch was, ok := older[base(e.Key)]; {
+		case !h.isNew(i):
+		case elsewhere[k] > 0:
 			h.moved[i] = true
 			elsewhere[k]--
+		case ok && e.Key != "" && len(e.Usage) > 0: // as when the directory in each line was changed
+			h.moved[i] = slices.Equal(usageIn(c.Format, was), usageIn(c.Format, e.Payload))
 		}
 	}
 }

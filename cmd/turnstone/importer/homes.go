@@ -17,9 +17,6 @@ type Home struct {
 // as far as they exist. The agents' own variables count: CLAUDE_CONFIG_DIR, CODEX_HOME, XDG_DATA_HOME, and so on.
 func Homes(home string) []Home {
 	under := func(names ...string) string { return filepath.Join(append([]string{home}, names...)...) }
-	of := func(variable string, otherwise ...string) string {
-		return cmp.Or(os.Getenv(variable), under(otherwise...))
-	}
 	editors := under(".config")
 	switch runtime.GOOS {
 	case "darwin":
@@ -27,24 +24,26 @@ func Homes(home string) []Home {
 	case "windows":
 		editors = under("AppData", "Roaming")
 	}
-	all := []Home{
-		{claude.name, filepath.Join(of("CLAUDE_CONFIG_DIR", ".claude"), "projects")},
-		{claude.name, under(".config", "claude", "projects")},
-		{codex.name, filepath.Join(of("CODEX_HOME", ".codex"), "sessions")},
-		{codex.name, filepath.Join(of("CODEX_HOME", ".codex"), "archived_sessions")},
+	var all []Home
+	for _, folder := range claudeFolders(home) {
+		all = append(all, Home{claude.name, filepath.Join(folder, "projects")})
+	}
+	all = append(all, []Home{
+		{codex.name, filepath.Join(codexFolders(home)[0], "sessions")},
+		{codex.name, filepath.Join(codexFolders(home)[0], "archived_sessions")},
 		{gemini.name, under(".gemini", "tmp")},
 		{qwen.name, under(".qwen", "projects")},
 		{qwen.name, under(".qwen", "tmp")},
 		{copilot.name, under(".copilot", "session-state")},
 		{cursor.name, under(".cursor", "projects")},
-		{opencode.name, filepath.Join(of("XDG_DATA_HOME", ".local", "share"), "opencode", "storage")},
+		{opencode.name, filepath.Join(cmp.Or(os.Getenv("XDG_DATA_HOME"), under(".local", "share")), "opencode", "storage")},
 		{kimi.name, under(".kimi", "sessions")},
 		{kimi.name, under(".kimi-code", "sessions")},
 		{droid.name, under(".factory", "sessions")},
 		{pi.name, under(".pi", "agent", "sessions")},
 		{pi.name, under(".openclaw", "agents")},
 		{cline.name, under(".cline", "data")},
-	}
+	}...)
 	for _, editor := range []string{"Code", "Cursor", "VSCodium"} {
 		for _, extension := range []string{"saoudrizwan.claude-dev", "rooveterinaryinc.roo-cline"} {
 			all = append(all, Home{cline.name, filepath.Join(editors, editor, "User", "globalStorage", extension, "tasks")})
@@ -57,4 +56,18 @@ func Homes(home string) []Home {
 		}
 	}
 	return there
+}
+
+// claudeFolders returns the folders of Claude Code: the one that it uses now, and the one that it may have used.
+func claudeFolders(home string) []string {
+	now, other := cmp.Or(os.Getenv("CLAUDE_CONFIG_DIR"), filepath.Join(home, ".claude")), filepath.Join(home, ".config", "claude")
+	if filepath.Clean(now) == other {
+		return []string{now}
+	}
+	return []string{now, other}
+}
+
+// codexFolders returns the folder of Codex CLI.
+func codexFolders(home string) []string {
+	return []string{cmp.Or(os.Getenv("CODEX_HOME"), filepath.Join(home, ".codex"))}
 }

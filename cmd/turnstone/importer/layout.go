@@ -205,3 +205,58 @@ func (l *layout) arrange(nodes []turnstone.Node) ([]turnstone.Node, error) {
 	}
 	return out, nil
 }
+
+// Complete reports whether Write writes the whole path to the leaf of a session. It does not for a session in several
+// files, of which the last one has only the end.
+func Complete(state *turnstone.State, part []byte) bool {
+	nodes, _, err := lines(state, part)
+	written, parents := map[graph.ID]bool{}, map[graph.ID]graph.ID{}
+	for i := range nodes {
+		written[nodes[i].ID] = true
+	}
+	for i := range state.Nodes {
+		parents[state.Nodes[i].ID] = state.Nodes[i].Parent
+	}
+	for at := state.Leaf; !at.IsZero() && err == nil; at = parents[at] {
+		if !written[at] {
+			return false
+		}
+	}
+	return true
+}
+
+// WritePath writes the transcript of a path of a session, whose nodes are all: the nodes of the path, and what the
+// agent noted for itself beside them, in the order in which they were committed. If the session was one JSON object,
+// the transcript is one, too, and outside has its other fields. name is that of the format.
+func WritePath(w io.Writer, all, path []turnstone.Node, name string, outside []byte) error {
+	parents, notes, on := map[graph.ID]graph.ID{}, map[graph.ID]bool{}, map[graph.ID]bool{}
+	for i := range all {
+		parents[all[i].ID] = all[i].Parent
+		notes[all[i].ID] = !inConversation(all[i].Kind) && all[i].Kind != Unreadable
+	}
+	for i := range path {
+		on[path[i].ID] = true
+	}
+	var state turnstone.State
+	for i := range all {
+		at := all[i].ID
+		for !on[at] && notes[at] {
+			at = parents[at]
+		}
+		if on[at] || at.IsZero() {
+			state.Nodes = append(state.Nodes, all[i])
+		}
+	}
+	var fields map[string]json.RawMessage
+	i := slices.IndexFunc(formats, func(t *format) bool { return t.name == name && t.whole != nil })
+	if i < 0 || json.Unmarshal(outside, &fields) != nil {
+		return Write(w, &state, nil)
+	}
+	messages := []json.RawMessage{}
+	for i := range state.Nodes {
+		messages = append(messages, state.Nodes[i].Payload)
+	}
+	fields[formats[i].items] = marshal(messages)
+	_, err := w.Write(append(marshal(fields), '\n'))
+	return err
+}

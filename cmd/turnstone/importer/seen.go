@@ -12,9 +12,9 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// seenPrefix begins the keys of the records that say which files sessions were read from. The rest of a key is a
+// SeenPrefix begins the keys of the records that say which files sessions were read from. The rest of a key is a
 // hash of the path. The value is the Seen.
-const seenPrefix = "import.file/"
+const SeenPrefix = "import.file/"
 
 // Seen is a version of a file, as far as that can be told without reading it.
 type Seen struct {
@@ -24,7 +24,7 @@ type Seen struct {
 
 // SeenOf returns the version of the file at a path.
 func SeenOf(path string, info os.FileInfo) *Seen {
-	s := &Seen{seenPrefix + hashPath(realPath(path)), fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())}
+	s := &Seen{SeenPrefix + hashPath(realPath(path)), fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())}
 	if dir := filepath.Dir(filepath.Dir(path)); filepath.Base(dir) == "session" && filepath.Base(filepath.Dir(dir)) == "storage" {
 		s.value += opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
 	}
@@ -56,6 +56,9 @@ func opencodeVersion(storage, id string) string {
 func (s *Seen) Note(ctx context.Context, st *turnstone.Store, id string) error {
 	ses, err := st.Session(ctx, id)
 	if err == nil {
+		if have, err := ses.Record(ctx, s.key); err == nil && string(have.Value) == s.value {
+			return nil
+		}
 		_, err = ses.ChangeRecords(ctx, turnstone.RecordChange{Key: s.key, Value: []byte(s.value)})
 	}
 	if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
@@ -70,7 +73,7 @@ type SeenSet map[Seen]bool
 // ReadSeen reads the versions of files that st has all of.
 func ReadSeen(ctx context.Context, st *turnstone.Store) (SeenSet, error) {
 	set := SeenSet{}
-	for q := (turnstone.RecordQuery{Prefix: seenPrefix, Limit: turnstone.MaxPage}); ; {
+	for q := (turnstone.RecordQuery{Prefix: SeenPrefix, Limit: turnstone.MaxPage}); ; {
 		page, err := st.Records(ctx, q)
 		if err != nil {
 			return nil, err

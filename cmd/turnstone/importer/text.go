@@ -214,9 +214,14 @@ func walkValue(v any, depth int, f func(map[string]any)) {
 // Beside reports whether a node of an imported session is beside the conversation: it says nothing, or it is what
 // the agent noted for itself.
 func Beside(kind string, payload []byte) bool {
+	return !inConversation(kind) || strings.TrimSpace(Said(payload)) == ""
+}
+
+// inConversation reports whether nodes of a kind are of the conversation, not notes of the agent for itself.
+func inConversation(kind string) bool {
 	switch kind {
 	case "user", "assistant", "tool", "system", "compaction", "summary", "attachment":
-		return strings.TrimSpace(Said(payload)) == ""
+		return true
 	}
-	return true
+	return false
 }

@@ -101,6 +101,15 @@ func usageOf(r gjson.Result) (u usage) {
 	return u
 }
 
+// usageIn returns the usage that a payload of a format reports.
+func usageIn(name string, payload []byte) []head.Usage {
+	t := formatNamed(name)
+	if t == nil || !valid(payload) {
+		return nil
+	}
+	return t.entry(piece{raw: payload}, 0).usage
+}
+
 // nanoDollars returns an amount of dollars in the unit of head.Usage.Cost.
 func nanoDollars(dollars float64) uint64 {
 	return uint64(math.Round(min(max(dollars, 0)*1e9, turnstone.MaxCost)))
