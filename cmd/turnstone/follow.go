@@ -5,10 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -95,7 +96,7 @@ func homesOf(folders []string) ([]importer.Home, error) {
 	}
 	var homes []importer.Home
 	for _, folder := range folders {
-		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+		if info, err := os.Stat(folder); err != nil || !info.IsDir() && !importer.IsDatabase(folder) {
 			return nil, usageError{fmt.Errorf("%s is not a folder", folder)}
 		}
 		homes = append(homes, importer.Home{Folder: filepath.Clean(folder)})
@@ -161,7 +162,8 @@ func (w *follower) changes(ctx context.Context) error {
 			if e.Has(fsnotify.Remove) || e.Has(fsnotify.Chmod) && !e.Has(fsnotify.Write) {
 				continue
 			}
-			if changed[e.Name] = true; settled == nil {
+			// SQLite writes what is new to a file beside the database.
+			if changed[strings.TrimSuffix(e.Name, "-wal")] = true; settled == nil {
 				settled = time.After(settle)
 			}
 		case err := <-failures: // Notifications were lost.
@@ -171,7 +173,7 @@ func (w *follower) changes(ctx context.Context) error {
 			}
 		case <-settled:
 			settled = nil
-			files := w.below(changed)
+			files := w.below(ctx, changed)
 			clear(changed)
 			if err := w.bring(ctx, files, false); err != nil {
 				return err
@@ -186,20 +188,20 @@ func (w *follower) changes(ctx context.Context) error {
 
 // pass looks at all files and imports those that have changed.
 func (w *follower) pass(ctx context.Context) error {
-	var files []string
+	var files []importer.Source
 	homes, err := homesOf(w.folders)
 	if err != nil && w.flags.once {
 		return err
 	}
 	for _, h := range homes { // An agent may be used for the first time while they are followed.
-		files = append(files, w.walk(h.Folder)...)
+		files = append(files, w.walk(ctx, h.Folder)...)
 	}
 	return w.bring(ctx, files, true)
 }
 
 // walk returns the transcripts below a folder, and watches the folders. The sessions come before their sub-agents.
-func (w *follower) walk(folder string) []string {
-	found, _ := transcriptsBelow(folder, func(dir string) {
+func (w *follower) walk(ctx context.Context, folder string) []importer.Source {
+	found, _ := transcriptsBelow(ctx, folder, func(dir string) {
 		if w.watcher != nil && !w.flags.once {
 			if err := w.watcher.Add(dir); err != nil && !w.unwatched[dir] {
 				w.unwatched[dir] = true
@@ -211,27 +213,26 @@ func (w *follower) walk(folder string) []string {
 }
 
 // below returns the transcripts among the paths, and those in new folders among them.
-func (w *follower) below(changed map[string]bool) []string {
-	var files []string
-	for path := range changed {
+func (w *follower) below(ctx context.Context, changed map[string]bool) []importer.Source {
+	var files []importer.Source
+	for _, path := range slices.Sorted(maps.Keys(changed)) {
 		switch info, err := os.Lstat(path); {
 		case err != nil: // It is gone.
 		case info.IsDir():
-			files = append(files, w.walk(path)...)
+			files = append(files, w.walk(ctx, path)...)
 		case info.Mode().IsRegular() && importer.MayBeTranscript(path):
-			files = append(files, path)
+			files = append(files, importer.Look(ctx, path)...)
 		}
 	}
-	slices.Sort(files)
 	return files
 }
 
 // bring imports those of the files that the store does not have as they are now.
-func (w *follower) bring(ctx context.Context, files []string, all bool) error {
+func (w *follower) bring(ctx context.Context, files []importer.Source, all bool) error {
 	r := &reading{cmd: w.cmd, read: w.note}
-	for _, path := range files {
-		if info, err := os.Stat(path); err == nil && !w.known(path, info) {
-			r.files = append(r.files, transcript{path: path})
+	for _, s := range files {
+		if s.Version != nil && !w.known(s) {
+			r.files = append(r.files, transcript{Source: s})
 		}
 	}
 	if len(r.files) == 0 {
@@ -256,10 +257,9 @@ func (w *follower) bring(ctx context.Context, files []string, all bool) error {
 }
 
 // known reports whether the store has a version of a file, or the file could not be read.
-func (w *follower) known(path string, info fs.FileInfo) bool {
-	version := importer.SeenOf(path, info)
-	u, ok := w.unread[path]
-	return w.seen[*version] || ok && *u.version == *version
+func (w *follower) known(s importer.Source) bool {
+	u, ok := w.unread[s.Path]
+	return w.seen[*s.Version] || ok && *u.version == *s.Version
 }
 
 // note notes that a version of a file was read and imported, or could not be read.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,7 +28,6 @@ type reading struct {
 	bad      []*importer.BadInput
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
-	version  *importer.Seen       // of the file that was read last
 	found    []*importer.BadInput // in the file that was read last
 	// read, if set, is called when a version of a file was imported, or holds nothing to import.
 	read func(path string, version *importer.Seen, bad []*importer.BadInput)
@@ -35,7 +35,7 @@ type reading struct {
 
 // A transcript is a file to read.
 type transcript struct {
-	path  string
+	importer.Source
 	named bool // by the command line, not found in a folder
 	again bool // it was put off until the other files are imported
 	// has and wants are the identities of its conversations, and of those that they come from, of a file that was
@@ -48,15 +48,17 @@ func (r *reading) find(args []string) error {
 	for _, arg := range args {
 		info, err := os.Stat(arg)
 		if err != nil || !info.IsDir() { // an error is reported when the file is read
-			r.files = append(r.files, transcript{path: arg, named: true})
+			for _, s := range importer.Look(r.cmd.Context(), arg) {
+				r.files = append(r.files, transcript{Source: s, named: true})
+			}
 			continue
 		}
-		found, err := transcriptsBelow(arg, func(string) {})
+		found, err := transcriptsBelow(r.cmd.Context(), arg, func(string) {})
 		if err != nil {
 			return err
 		}
-		for _, path := range found {
-			r.files = append(r.files, transcript{path: path})
+		for _, s := range found {
+			r.files = append(r.files, transcript{Source: s})
 		}
 	}
 	r.progress = bar(int64(len(r.files)), "importing", false)
@@ -66,7 +68,7 @@ func (r *reading) find(args []string) error {
 // transcriptsBelow returns the files below a folder that may be transcripts by their names, the sessions before
 // their sub-agents. It calls each for every folder that has such files. It follows links to files, but not to
 // folders, which may be above.
-func transcriptsBelow(folder string, each func(folder string)) (paths []string, err error) {
+func transcriptsBelow(ctx context.Context, folder string, each func(folder string)) (all []importer.Source, err error) {
 	if real, err := filepath.EvalSymlinks(folder); err == nil { // A walk does not follow a link, not even the first one.
 		folder = real
 	}
@@ -83,19 +85,22 @@ func transcriptsBelow(folder string, each func(folder string)) (paths []string, 
 			each(path)
 		case !importer.MayBeTranscript(path):
 		case d.Type().IsRegular():
-			paths = append(paths, path)
+			if path == folder { // a database
+				each(filepath.Dir(path))
+			}
+			all = append(all, importer.Look(ctx, path)...)
 		case d.Type()&fs.ModeSymlink != 0:
 			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-				paths = append(paths, path)
+				all = append(all, importer.Look(ctx, path)...)
 			}
 		}
 		return nil
 	})
-	slices.SortFunc(paths, func(a, b string) int {
+	slices.SortFunc(all, func(a, b importer.Source) int {
 		depth := func(path string) int { return strings.Count(path, string(filepath.Separator)) }
-		return cmp.Or(cmp.Compare(depth(a), depth(b)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(depth(a.Path), depth(b.Path)), cmp.Compare(a.Path, b.Path))
 	})
-	return paths, err
+	return all, err
 }
 
 // next reads files up to the first one that has conversations, and returns them. At the end it returns nil.
@@ -108,7 +113,7 @@ func (r *reading) next() ([]importer.Conversation, error) {
 			return nil, nil
 		}
 		f := r.files[r.done]
-		convs, bad, err := r.parse(f.path)
+		convs, bad, err := r.parse(f.Path)
 		if err != nil {
 			return nil, r.interrupted(err)
 		}
@@ -126,7 +131,7 @@ func (r *reading) next() ([]importer.Conversation, error) {
 		if len(convs) > 0 {
 			return convs, nil
 		}
-		r.finished(f.path)
+		r.finished(&f)
 	}
 }
 
@@ -160,9 +165,9 @@ func originsFirst(files []transcript) []transcript {
 }
 
 // finished says that the file that was read last is done.
-func (r *reading) finished(path string) {
-	if r.read != nil && r.version != nil {
-		r.read(path, r.version, r.found)
+func (r *reading) finished(f *transcript) {
+	if r.read != nil && f.Version != nil {
+		r.read(f.Path, f.Version, r.found)
 	}
 }
 
@@ -177,15 +182,13 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	}
 	in := r.cmd.InOrStdin()
 	name := path
-	r.version = nil
-	if path != "-" {
-		info, err := os.Stat(path)
-		if err == nil && info.Mode().IsRegular() {
-			r.version = importer.SeenOf(path, info) // before it is read, so that what is written meanwhile is noticed
-		}
-		in = &file{path: path}
-	} else {
+	switch {
+	case importer.InDatabase(path) || importer.IsDatabase(path):
+		return importer.Parse(r.cmd.Context(), path, nil)
+	case path == "-":
 		name = "stdin"
+	default:
+		in = &file{path: path}
 	}
 	data, err := importer.Read(r.cmd.Context(), in)
 	if ctxErr := r.cmd.Context().Err(); ctxErr != nil {
@@ -225,7 +228,7 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 	var err error
 	for ; convs != nil; convs, err = r.next() {
 		f := r.files[r.done-1]
-		if !f.again && f.path != "-" && len(r.files) > 1 {
+		if !f.again && f.Path != "-" && len(r.files) > 1 {
 			if f.has, f.wants, err = importer.Origins(ctx, st, convs); err != nil && ctx.Err() == nil {
 				return results, err
 			}
@@ -241,12 +244,12 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 			return append(results, of...), r.interrupted(ctx.Err())
 		}
 		if !slices.ContainsFunc(of, func(r importer.Result) bool { return r.Err != nil }) {
-			if len(r.found) == 0 && r.version != nil {
-				if err := r.version.Note(ctx, st, of[len(of)-1].Session); err != nil {
+			if len(r.found) == 0 && f.Version != nil {
+				if err := f.Version.Note(ctx, st, of[len(of)-1].Session); err != nil {
 					return results, err
 				}
 			}
-			r.finished(f.path)
+			r.finished(&f)
 		}
 		for i := range of {
 			c := of[i].Conversation

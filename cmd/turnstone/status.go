@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -90,22 +89,22 @@ func runStatus(cmd *cobra.Command, st *turnstone.Store, homes []importer.Home, a
 // statusOf compares the files of a folder with those that the store has. It reads those that it does not have.
 func statusOf(cmd *cobra.Command, seen importer.SeenSet, h importer.Home) (statusLine, error) {
 	l := statusLine{Agent: h.Agent, Folder: h.Folder, Unread: map[string]string{}}
-	files, err := transcriptsBelow(h.Folder, func(string) {})
+	files, err := transcriptsBelow(cmd.Context(), h.Folder, func(string) {})
 	if err != nil {
 		return l, err
 	}
 	r := &reading{cmd: cmd}
-	for _, path := range files {
-		info, err := os.Stat(path)
-		if err != nil {
+	for _, s := range files {
+		if s.Version == nil {
 			continue // It is gone.
 		}
 		l.Files++
-		l.Bytes += info.Size()
-		if seen[*importer.SeenOf(path, info)] {
+		l.Bytes += s.Size
+		if seen[*s.Version] {
 			l.Stored++
 			continue
 		}
+		path := s.Path
 		_, bad, err := r.parse(path)
 		switch {
 		case err != nil:

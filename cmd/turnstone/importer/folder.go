@@ -11,6 +11,9 @@ import (
 
 // MayBeTranscript reports whether a file may be a transcript by its name.
 func MayBeTranscript(path string) bool {
+	if IsDatabase(path) {
+		return true
+	}
 	name := strings.TrimSuffix(filepath.Base(path), ".gz")
 	if strings.HasSuffix(name, ".meta.json") { // what Claude Code notes of a sub-agent
 		return false

@@ -10,7 +10,7 @@ import (
 // A Home is a folder in which an agent keeps its sessions.
 type Home struct {
 	Agent  string // as in Formats
-	Folder string
+	Folder string // or the path of a database
 }
 
 // Homes returns the folders in which the known agents keep the sessions of a user, whose home directory is given,
@@ -49,9 +49,13 @@ func Homes(home string) []Home {
 			all = append(all, Home{cline.name, filepath.Join(editors, editor, "User", "globalStorage", extension, "tasks")})
 		}
 	}
+	databases, _ := filepath.Glob(filepath.Join(cmp.Or(os.Getenv("XDG_DATA_HOME"), under(".local", "share")), "opencode", "opencode*.db"))
+	for _, path := range databases {
+		all = append(all, Home{opencode.name, path})
+	}
 	var there []Home
 	for _, h := range all {
-		if info, err := os.Stat(h.Folder); err == nil && info.IsDir() {
+		if info, err := os.Stat(h.Folder); err == nil && (info.IsDir() || IsDatabase(h.Folder)) {
 			there = append(there, h)
 		}
 	}

@@ -198,7 +198,7 @@ func (p *parser) fail(line int, format string, args ...any) {
 	p.bad = append(p.bad, &BadInput{File: p.file, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
-// Parse reads the content of a file in any of the formats. It returns all that it could
+// Parse reads the content of a file in any of the formats. A session in a database is read from there, without data. It returns all that it could
 // read, and the places that it could not read. The name of the file is "-" for standard
 // input. If ctx ends, Parse returns its error.
 //
@@ -233,6 +233,17 @@ const mark = "\ufeff"
 
 // parse reads the data.
 func (p *parser) parse(ctx context.Context) error {
+	if database, session, ok := inDatabase(p.file); ok {
+		if err := p.parseSession(ctx, database, session); err != nil {
+			p.fail(0, "%v", err)
+		}
+		return ctx.Err()
+	}
+	if IsDatabase(p.file) {
+		_, err := sessionsIn(ctx, p.file)
+		p.fail(0, "%v", cmp.Or(err, errBinary))
+		return ctx.Err()
+	}
 	text := bytes.TrimRight(bytes.TrimPrefix(p.data, []byte(mark)), "\x00")
 	trimmed := bytes.Trim(text, " \t\r\n\x00")
 	switch {

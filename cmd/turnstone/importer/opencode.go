@@ -12,7 +12,7 @@ import (
 // opencode is OpenCode: the folder in which it keeps a session, its messages and their parts as files, and the
 // object that its command export writes.
 var opencode = &format{
-	name: "opencode", about: "its storage folder (import storage/session/…/ses_….json), and its exports", unique: true,
+	name: "opencode", about: "its database (opencode.db), its storage folder (import storage/session/…/ses_….json), and its exports", unique: true,
 	whole: func(f *fields) bool {
 		return f.has("id", "projectID", "directory", "time") || f.get("messages.0.info.role").Exists() && f.has("info")
 	},

@@ -22,14 +22,36 @@ type Seen struct {
 	value string
 }
 
-// SeenOf returns the version of the file at a path.
-func SeenOf(path string, info os.FileInfo) *Seen {
-	s := &Seen{SeenPrefix + hashPath(realPath(path)), fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())}
-	if dir := filepath.Dir(filepath.Dir(path)); filepath.Base(dir) == "session" && filepath.Base(filepath.Dir(dir)) == "storage" {
-		s.value += opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
-	}
-	return s
+// A Source is what conversations are read from: a file, or a session in a database, whose path is that of the
+// database and the session's id.
+type Source struct {
+	Path    string
+	Version *Seen // nil if the source is no file and no database, or is not there
+	Size    int64 // of the file, in bytes; that of a database counts for its first session
 }
+
+// Look returns the sources at a path: the sessions of a database, or the file itself, whatever it is.
+func Look(ctx context.Context, path string) []Source {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil || !info.Mode().IsRegular():
+		return []Source{{Path: path}}
+	case IsDatabase(path):
+		if all, err := sessionsIn(ctx, path); err == nil { // An error is reported when the file is read.
+			if len(all) > 0 {
+				all[0].Size = info.Size()
+			}
+			return all
+		}
+	}
+	version := fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())
+	if dir := filepath.Dir(filepath.Dir(path)); filepath.Base(dir) == "session" && filepath.Base(filepath.Dir(dir)) == "storage" {
+		version += opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
+	}
+	return []Source{{path, seenOf(path, version), info.Size()}}
+}
+
+func seenOf(path, version string) *Seen { return &Seen{SeenPrefix + hashPath(realPath(path)), version} }
 
 // opencodeVersion returns the version of the other files of a session of OpenCode: of its messages, and of the
 // parts of the last one, which is what OpenCode writes to.
