@@ -114,7 +114,7 @@ func readCorpus(dir string) ([]importer.Conversation, error) {
 		if err != nil {
 			return nil, err
 		}
-		found, _, err := importer.Parse(context.Background(), filepath.Base(file), data) // what is no transcript is left out
+		found, _, err := importer.Parse(context.Background(), filepath.Base(file), data, nil) // what is no transcript is left out
 		if err != nil {
 			return nil, err
 		}

@@ -26,7 +26,7 @@ func transcript(file string) (data []byte, convs []importer.Conversation, err er
 	if data, err = importer.Read(context.Background(), f); err != nil {
 		return nil, nil, err
 	}
-	convs, bad, err := importer.Parse(context.Background(), filepath.Base(file), data)
+	convs, bad, err := importer.Parse(context.Background(), filepath.Base(file), data, nil)
 	if len(bad) > 0 {
 		return nil, nil, bad[0]
 	}

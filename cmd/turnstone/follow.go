@@ -38,11 +38,12 @@ line for cron, or a hook for Claude Code's settings.json, to be saved by you.`
 
 // followFlags has the flags of follow.
 type followFlags struct {
-	once  bool
-	quiet bool
-	print string
-	poll  time.Duration
-	group string
+	once   bool
+	quiet  bool
+	redact bool
+	print  string
+	poll   time.Duration
+	group  string
 }
 
 func (a *app) follow() *cobra.Command {
@@ -64,7 +65,7 @@ func (a *app) follow() *cobra.Command {
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}}
+				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, secrets: secrets(f.redact), options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}}
 				err := w.run(cmd.Context())
 				if errors.Is(err, context.Canceled) && !f.once {
 					return nil // That is how it ends.
@@ -75,6 +76,7 @@ func (a *app) follow() *cobra.Command {
 	}
 	c.Flags().BoolVar(&f.once, "once", false, "end when everything is imported")
 	c.Flags().BoolVar(&f.quiet, "quiet", false, "don't print what is imported")
+	c.Flags().BoolVar(&f.redact, "redact", false, redactHelp)
 	c.Flags().StringVar(&f.print, "print", "", "print a unit that runs the command and end: systemd, launchd, cron or claude-code")
 	c.Flags().DurationVar(&f.poll, "poll", 10*time.Second, "how often to look at all files, for changes that no notification told of")
 	c.Flags().StringVar(&f.group, "group", "", "the group of new sessions, names between slashes")
@@ -109,6 +111,7 @@ type follower struct {
 	cmd       *cobra.Command
 	st        *turnstone.Store
 	flags     *followFlags
+	secrets   importer.Secrets
 	folders   []string // those that were named
 	options   importer.Options
 	seen      importer.SeenSet
@@ -229,7 +232,7 @@ func (w *follower) below(ctx context.Context, changed map[string]bool) []importe
 
 // bring imports those of the files that the store does not have as they are now.
 func (w *follower) bring(ctx context.Context, files []importer.Source, all bool) error {
-	r := &reading{cmd: w.cmd, read: w.note}
+	r := &reading{cmd: w.cmd, secrets: w.secrets, read: w.note}
 	for _, s := range files {
 		if s.Version != nil && !w.known(s) {
 			r.files = append(r.files, transcript{Source: s})
@@ -284,7 +287,11 @@ func (w *follower) say(results []importer.Result) {
 			}
 		case r.Outcome != importer.Unchanged && !w.flags.quiet:
 			p := printer{w: w.cmd.OutOrStdout()}
-			p.printf("%s %s %s: %s new\n", r.Conversation.Format, r.Outcome, line(cmp.Or(r.Session, r.Conversation.ID), 60), plural(r.Added, "node"))
+			redacted := ""
+			if n := counts(r.Conversation.Redacted); n != "" {
+				redacted = "; redacted " + n
+			}
+			p.printf("%s %s %s: %s new%s\n", r.Conversation.Format, r.Outcome, line(cmp.Or(r.Session, r.Conversation.ID), 60), plural(r.Added, "node"), redacted)
 		}
 	}
 }

@@ -64,6 +64,7 @@ func formatsHelp() string {
 type importFlags struct {
 	by, as, group                 string
 	dryRun, replace, yes, asLines bool
+	redact                        bool
 }
 
 func (a *app) importFiles() *cobra.Command {
@@ -86,6 +87,7 @@ func (a *app) importFiles() *cobra.Command {
 	c.Flags().StringVar(&f.group, "group", "", "the group of new sessions, names between slashes")
 	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import the files anew")
 	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask before --replace deletes sessions")
+	c.Flags().BoolVar(&f.redact, "redact", false, redactHelp)
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be imported, and write nothing")
 	jsonFlag(c, &f.asLines)
 	return c
@@ -93,7 +95,7 @@ func (a *app) importFiles() *cobra.Command {
 
 // runImport imports files and reports what became of them.
 func (a *app) runImport(cmd *cobra.Command, f *importFlags, args []string) error {
-	r := &reading{cmd: cmd, as: f.as}
+	r := &reading{cmd: cmd, as: f.as, secrets: secrets(f.redact)}
 	if err := r.find(args); err != nil {
 		return err
 	}

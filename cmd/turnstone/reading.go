@@ -22,6 +22,7 @@ import (
 type reading struct {
 	cmd      *cobra.Command
 	as       string // the path that the only file is taken for, if set
+	secrets  importer.Secrets
 	files    []transcript
 	waiting  []transcript // files that are put off
 	done     int          // files that were read
@@ -184,7 +185,7 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	name := path
 	switch {
 	case importer.InDatabase(path) || importer.IsDatabase(path):
-		return importer.Parse(r.cmd.Context(), path, nil)
+		return importer.Parse(r.cmd.Context(), path, nil, r.secrets)
 	case path == "-":
 		name = "stdin"
 	default:
@@ -197,7 +198,7 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	if err != nil {
 		return nil, []*importer.BadInput{{File: cmp.Or(r.as, name), Reason: reason(err)}}, nil
 	}
-	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data)
+	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data, r.secrets)
 }
 
 // A file is opened when it is read first, because to open a named pipe may take for ever, and closed at its end.
@@ -253,7 +254,7 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 		}
 		for i := range of {
 			c := of[i].Conversation
-			of[i].Conversation = &importer.Conversation{ID: c.ID, File: c.File, Format: c.Format, Mended: c.Mended}
+			of[i].Conversation = &importer.Conversation{ID: c.ID, File: c.File, Format: c.Format, Mended: c.Mended, Redacted: c.Redacted}
 		}
 		results = append(results, of...)
 	}

@@ -59,7 +59,7 @@ func report(cmd *cobra.Command, results []importer.Result, dryRun bool) error {
 	if err := t.write(cmd.OutOrStdout(), width(cmd.OutOrStdout())); err != nil {
 		return err
 	}
-	return reportMended(cmd.OutOrStdout(), results)
+	return reportChanged(cmd.OutOrStdout(), results)
 }
 
 // reportRows returns the rows of a report, and their total if there are several.
@@ -100,59 +100,65 @@ func reportRows(results []importer.Result) []*reportRow {
 	return rows
 }
 
-// reportMended says what was mended in new or changed files: of each file if there are few, and of all of them
+// reportChanged says what was mended and redacted in new or changed files.
+func reportChanged(w io.Writer, results []importer.Result) error {
+	p := printer{w: w}
+	reportCounts(&p, "mended", results, func(c *importer.Conversation) map[importer.Mend]int { return c.Mended })
+	reportCounts(&p, "redacted", results, func(c *importer.Conversation) map[string]int { return c.Redacted })
+	return p.err
+}
+
+// reportCounts prints what was done in new or changed files: in each file if there are few, and in all of them
 // otherwise.
-func reportMended(w io.Writer, results []importer.Result) error {
-	files := map[string]map[importer.Mend]int{}
-	all := map[importer.Mend]int{}
+func reportCounts[K ~string](p *printer, what string, results []importer.Result, of func(*importer.Conversation) map[K]int) {
+	files, all := map[string]map[K]int{}, map[K]int{}
 	for i := range results {
 		c := results[i].Conversation
-		for m, n := range c.Mended {
+		for k, n := range of(c) {
 			if results[i].Outcome == importer.Unchanged {
 				continue
 			}
 			if files[c.File] == nil {
-				files[c.File] = map[importer.Mend]int{}
+				files[c.File] = map[K]int{}
 			}
-			files[c.File][m] += n
-			all[m] += n
+			files[c.File][k] += n
+			all[k] += n
 		}
 	}
 	const few = 10
-	p := printer{w: w}
 	if len(files) > few {
-		p.printf("mended in %d files: %s\n", len(files), mends(all))
-		return p.err
+		p.printf("%s in %d files: %s\n", what, len(files), counts(all))
+		return
 	}
 	for _, file := range slices.Sorted(maps.Keys(files)) {
-		p.printf("mended in %s: %s\n", line(file, 60), mends(files[file]))
+		p.printf("%s in %s: %s\n", what, line(file, 60), counts(files[file]))
 	}
-	return p.err
 }
 
-// mends lists faults, the most frequent first.
-func mends(all map[importer.Mend]int) string {
-	kinds := slices.SortedFunc(maps.Keys(all), func(a, b importer.Mend) int { return cmp.Or(cmp.Compare(all[b], all[a]), cmp.Compare(a, b)) })
+// counts lists what was counted, the most frequent first.
+func counts[K ~string](all map[K]int) string {
+	kinds := slices.SortedFunc(maps.Keys(all), func(a, b K) int { return cmp.Or(cmp.Compare(all[b], all[a]), cmp.Compare(a, b)) })
 	var out []string
-	for _, m := range kinds {
-		out = append(out, fmt.Sprintf("%d × %s", all[m], m))
+	for _, k := range kinds {
+		out = append(out, fmt.Sprintf("%d × %s", all[k], k))
 	}
 	return strings.Join(out, ", ")
 }
 
 // An importLine is what became of a conversation, or of a place that can't be read, as JSON.
 type importLine struct {
-	File    string                `json:"file"`
-	Line    int                   `json:"line,omitempty"` // of a place that can't be read
-	Format  string                `json:"format,omitempty"`
-	Session string                `json:"session,omitempty"`
-	Outcome string                `json:"outcome"`
-	Commits int                   `json:"commits"`
-	Nodes   int                   `json:"nodes"`
-	New     int                   `json:"new"`
-	Payload int                   `json:"payload"` // bytes
-	Mended  map[importer.Mend]int `json:"mended,omitempty"`
-	Error   string                `json:"error,omitempty"`
+	File     string                `json:"file"`
+	Line     int                   `json:"line,omitempty"` // of a place that can't be read
+	Format   string                `json:"format,omitempty"`
+	Session  string                `json:"session,omitempty"`
+	Outcome  string                `json:"outcome"`
+	Commits  int                   `json:"commits"`
+	Nodes    int                   `json:"nodes"`
+	New      int                   `json:"new"`
+	Payload  int                   `json:"payload"` // bytes
+	Mended   map[importer.Mend]int `json:"mended,omitempty"`
+	Redacted map[string]int        `json:"redacted,omitempty"`
+	Error    string                `json:"error,omitempty"`
 }
 
 // reportJSON prints a line for each conversation, and for each place that can't be read.
@@ -161,7 +167,7 @@ func reportJSON(w io.Writer, results []importer.Result, bad []*importer.BadInput
 		r := &results[i]
 		l := importLine{
 			File: r.Conversation.File, Format: r.Conversation.Format, Session: r.Session, Outcome: string(r.Outcome),
-			Commits: r.Commits, Nodes: r.Nodes, New: r.Added, Payload: r.Bytes, Mended: r.Conversation.Mended,
+			Commits: r.Commits, Nodes: r.Nodes, New: r.Added, Payload: r.Bytes, Mended: r.Conversation.Mended, Redacted: r.Conversation.Redacted,
 		}
 		if r.Err != nil {
 			l.Error = r.Err.Error()

@@ -70,6 +70,9 @@ func (a *app) printUnit(cmd *cobra.Command, f *followFlags, folders []string) er
 	} else {
 		words = append(words, "--poll", f.poll.String())
 	}
+	if f.redact {
+		words = append(words, "--redact")
+	}
 	if f.group != "" {
 		words = append(words, "--group", f.group)
 	}

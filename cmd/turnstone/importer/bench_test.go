@@ -41,7 +41,7 @@ func onDisk(b *testing.B) *turnstone.Store {
 }
 
 func importOf(b *testing.B, st *turnstone.Store, name string, data []byte) {
-	convs, _, err := importer.Parse(ctx, name, data)
+	convs, _, err := importer.Parse(ctx, name, data, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func BenchmarkParse(b *testing.B) {
 	data := written("s", 180)
 	b.SetBytes(int64(len(data)))
 	for b.Loop() {
-		if _, _, err := importer.Parse(ctx, "s.jsonl", data); err != nil {
+		if _, _, err := importer.Parse(ctx, "s.jsonl", data, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

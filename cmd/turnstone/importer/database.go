@@ -94,6 +94,7 @@ func (p *parser) parseSession(ctx context.Context, database, session string) err
 	defer func() { _ = tx.Rollback() }() // It changes nothing.
 	var all []*entry
 	add := func(key string, raw []byte) bool {
+		raw = p.redact(raw)
 		if len(all) == maxObjects || !valid(raw) || !gjson.ParseBytes(raw).IsObject() || !p.fits(0, cmp.Or(key, session)+" ", raw) {
 			p.fail(0, "%s can't be read", cmp.Or(key, session))
 			return false

@@ -69,6 +69,9 @@ type Conversation struct {
 	origin string
 	// Mended counts the faults of the file that were mended, in the first conversation of the file.
 	Mended map[Mend]int
+	// Redacted counts the secrets of the file that were replaced, by the rules that found them, in its first
+	// conversation.
+	Redacted map[string]int
 
 	kin   kin       // how a session is recognized as this conversation
 	began time.Time // when the conversation began; zero if the file does not say
@@ -191,6 +194,9 @@ type parser struct {
 	data []byte
 	out  []Conversation
 	bad  []*BadInput
+
+	secrets  Secrets
+	redacted map[string]int
 }
 
 // fail notes that a line can't be read; 0 is the file as a whole.
@@ -202,14 +208,19 @@ func (p *parser) fail(line int, format string, args ...any) {
 // read, and the places that it could not read. The name of the file is "-" for standard
 // input. If ctx ends, Parse returns its error.
 //
-// Lines that are torn, joined, repeated, or linked to parents that are not there are mended; see Mend.
-func Parse(ctx context.Context, file string, data []byte) ([]Conversation, []*BadInput, error) {
-	p := &parser{file: file, stem: stem(file), path: fullPath(file), data: data}
+// Lines that are torn, joined, repeated, or linked to parents that are not there are mended; see Mend. If secrets is
+// set, the secrets that it finds are replaced before anything else; Conversation.Redacted counts them.
+func Parse(ctx context.Context, file string, data []byte, secrets Secrets) ([]Conversation, []*BadInput, error) {
+	p := &parser{file: file, stem: stem(file), path: fullPath(file), secrets: secrets}
+	p.data = p.redact(data)
 	if file == "-" {
 		p.file, p.stem = "stdin", "stdin"
 	}
 	if err := p.parse(ctx); err != nil {
 		return nil, nil, err
+	}
+	if len(p.out) > 0 {
+		p.out[0].Redacted = p.redacted
 	}
 	seen := map[string]int{}
 	out := p.out[:0]

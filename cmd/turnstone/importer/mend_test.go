@@ -238,7 +238,7 @@ func TestP14_OfAnyBrokenFileEachReadableLineIsInTheStore(t *testing.T) {
 func TestP15_AnEndedContextEndsAParse(t *testing.T) {
 	over, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, _, err := importer.Parse(over, "s.jsonl", []byte(file(chain(3)))); !errors.Is(err, context.Canceled) {
+	if _, _, err := importer.Parse(over, "s.jsonl", []byte(file(chain(3))), nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -351,7 +351,7 @@ func TestP14_NoFileTakesLong(t *testing.T) {
 		"forks of forks":                forks.String(),
 		"beginnings":                    strings.Repeat(`{"`, 1_000_000) + "\n",
 	} {
-		if _, _, err := importer.Parse(ctx, "s.jsonl", []byte(data)); err != nil {
+		if _, _, err := importer.Parse(ctx, "s.jsonl", []byte(data), nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

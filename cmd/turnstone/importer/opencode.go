@@ -72,6 +72,7 @@ func opencodeSession(p *parser, raw []byte, id string, line int) {
 		for _, file := range files {
 			name := filepath.Join(dir, file.Name())
 			data, err := root.ReadFile(name)
+			data = p.redact(data)
 			if err != nil || !valid(data) || !gjson.ParseBytes(data).IsObject() || !p.fits(0, name+" ", data) {
 				p.fail(0, "%s can't be read: %v", name, err)
 				continue

@@ -79,7 +79,7 @@ func verify(t *testing.T, st *turnstone.Store) {
 // parseFile parses the content of a file.
 func parseFile(t *testing.T, file string, data []byte) ([]importer.Conversation, []*importer.BadInput) {
 	t.Helper()
-	convs, bad, err := importer.Parse(ctx, file, data)
+	convs, bad, err := importer.Parse(ctx, file, data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

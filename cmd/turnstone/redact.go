@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/google/osv-scalibr/veles"
+	"github.com/google/osv-scalibr/veles/secrets/anthropicapikey"
+	"github.com/google/osv-scalibr/veles/secrets/awsaccesskey"
+	"github.com/google/osv-scalibr/veles/secrets/azurestorageaccountaccesskey"
+	"github.com/google/osv-scalibr/veles/secrets/azuretoken"
+	"github.com/google/osv-scalibr/veles/secrets/bitwardenoauth2access"
+	"github.com/google/osv-scalibr/veles/secrets/circleci"
+	"github.com/google/osv-scalibr/veles/secrets/cloudflareapitoken"
+	"github.com/google/osv-scalibr/veles/secrets/cratesioapitoken"
+	"github.com/google/osv-scalibr/veles/secrets/cursorapikey"
+	"github.com/google/osv-scalibr/veles/secrets/denopat"
+	"github.com/google/osv-scalibr/veles/secrets/digitaloceanapikey"
+	"github.com/google/osv-scalibr/veles/secrets/discordbottoken"
+	"github.com/google/osv-scalibr/veles/secrets/dockerhubpat"
+	"github.com/google/osv-scalibr/veles/secrets/elasticcloudapikey"
+	"github.com/google/osv-scalibr/veles/secrets/gcpapikey"
+	"github.com/google/osv-scalibr/veles/secrets/gcpexpressmode"
+	"github.com/google/osv-scalibr/veles/secrets/gcpoauth2access"
+	"github.com/google/osv-scalibr/veles/secrets/gcpoauth2client"
+	"github.com/google/osv-scalibr/veles/secrets/gcpsak"
+	"github.com/google/osv-scalibr/veles/secrets/gcshmackey"
+	"github.com/google/osv-scalibr/veles/secrets/gitbasicauth/bitbucket"
+	"github.com/google/osv-scalibr/veles/secrets/gitbasicauth/codecatalyst"
+	"github.com/google/osv-scalibr/veles/secrets/gitbasicauth/codecommit"
+	"github.com/google/osv-scalibr/veles/secrets/github"
+	"github.com/google/osv-scalibr/veles/secrets/gitlabpat"
+	"github.com/google/osv-scalibr/veles/secrets/grokxaiapikey"
+	"github.com/google/osv-scalibr/veles/secrets/hashicorpvault"
+	"github.com/google/osv-scalibr/veles/secrets/hcp"
+	"github.com/google/osv-scalibr/veles/secrets/herokuplatformkey"
+	"github.com/google/osv-scalibr/veles/secrets/huggingfaceapikey"
+	"github.com/google/osv-scalibr/veles/secrets/jwt"
+	"github.com/google/osv-scalibr/veles/secrets/mistralapikey"
+	"github.com/google/osv-scalibr/veles/secrets/npmjsaccesstoken"
+	"github.com/google/osv-scalibr/veles/secrets/onepasswordkeys"
+	"github.com/google/osv-scalibr/veles/secrets/openai"
+	"github.com/google/osv-scalibr/veles/secrets/openrouter"
+	"github.com/google/osv-scalibr/veles/secrets/packagist"
+	"github.com/google/osv-scalibr/veles/secrets/paystacksecretkey"
+	"github.com/google/osv-scalibr/veles/secrets/perplexityapikey"
+	"github.com/google/osv-scalibr/veles/secrets/postmanapikey"
+	"github.com/google/osv-scalibr/veles/secrets/privatekey"
+	"github.com/google/osv-scalibr/veles/secrets/pypiapitoken"
+	"github.com/google/osv-scalibr/veles/secrets/pyxkeyv1"
+	"github.com/google/osv-scalibr/veles/secrets/pyxkeyv2"
+	"github.com/google/osv-scalibr/veles/secrets/recaptchakey"
+	"github.com/google/osv-scalibr/veles/secrets/rubygemsapikey"
+	"github.com/google/osv-scalibr/veles/secrets/salesforceoauth2access"
+	"github.com/google/osv-scalibr/veles/secrets/salesforceoauth2client"
+	"github.com/google/osv-scalibr/veles/secrets/salesforceoauth2jwt"
+	"github.com/google/osv-scalibr/veles/secrets/salesforceoauth2refresh"
+	"github.com/google/osv-scalibr/veles/secrets/sendgrid"
+	"github.com/google/osv-scalibr/veles/secrets/slacktoken"
+	"github.com/google/osv-scalibr/veles/secrets/squareapikey"
+	"github.com/google/osv-scalibr/veles/secrets/stripeapikeys"
+	"github.com/google/osv-scalibr/veles/secrets/supabase"
+	"github.com/google/osv-scalibr/veles/secrets/telegrambotapitoken"
+	"github.com/google/osv-scalibr/veles/secrets/tinkkeyset"
+	"github.com/google/osv-scalibr/veles/secrets/urlcreds"
+	"github.com/google/osv-scalibr/veles/secrets/vapid"
+
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+)
+
+const redactHelp = "keep passwords, keys and tokens out: those that the detectors of OSV-SCALIBR find are replaced by what they are, and counted; a transcript with any is not exported byte for byte"
+
+// detectors find the secrets of services that have a form of their own. Those that are slow, or that take other text for
+// secrets, are asked only about texts that have one of the words, in small letters.
+var detectors = []struct {
+	veles.Detector
+	words []string
+}{
+	{anthropicapikey.NewDetector(), nil},
+	{awsaccesskey.NewDetector(), strings.Fields("akia asia")},
+	{azurestorageaccountaccesskey.NewDetector(), strings.Fields("azure storage")},
+	{azuretoken.NewDetector(), nil},
+	{bitwardenoauth2access.NewDetector(), nil},
+	{circleci.NewPersonalAccessTokenDetector(), nil},
+	{circleci.NewProjectTokenDetector(), nil},
+	{cloudflareapitoken.NewDetector(), strings.Fields("cloudflare cf")},
+	{cratesioapitoken.NewDetector(), strings.Fields("cio")},
+	{cursorapikey.NewDetector(), strings.Fields("key_")},
+	{denopat.NewOrgTokenDetector(), nil},
+	{denopat.NewUserTokenDetector(), nil},
+	{digitaloceanapikey.NewDetector(), nil},
+	{discordbottoken.NewDetector(), strings.Fields("discord")},
+	{dockerhubpat.NewDetector(), strings.Fields("dckr_pat_")},
+	{elasticcloudapikey.NewDetector(), nil},
+	{gcpapikey.NewDetector(), nil},
+	{gcpexpressmode.NewDetector(), nil},
+	{gcpoauth2access.NewDetector(), strings.Fields("ya29.")},
+	{gcpoauth2client.NewDetector(), strings.Fields("googleusercontent gocspx-")},
+	{gcpsak.NewDetector(), strings.Fields("auth_provider_x509_cert_url")},
+	{gcshmackey.NewDetector(), nil},
+	{bitbucket.NewDetector(), strings.Fields("bitbucket.org/")},
+	{codecatalyst.NewDetector(), strings.Fields("codecatalyst.aws/")},
+	{codecommit.NewDetector(), nil},
+	{github.NewAppRefreshTokenDetector(), nil},
+	{github.NewAppS2STokenDetector(), nil},
+	{github.NewAppU2SDetector(), nil},
+	{github.NewClassicPATDetector(), nil},
+	{github.NewFineGrainedPATDetector(), nil},
+	{github.NewOAuthTokenDetector(), nil},
+	{gitlabpat.NewDetector(), nil},
+	{grokxaiapikey.NewAPIKeyDetector(), nil},
+	{grokxaiapikey.NewManagementKeyDetector(), nil},
+	{hashicorpvault.NewAppRoleDetector(), strings.Fields("role_id role-id roleid secret_id secret-id secretid")},
+	{hashicorpvault.NewTokenDetector(), strings.Fields("vault hvs. hvb.")},
+	{hcp.NewAccessTokenDetector(), nil},
+	{hcp.NewPairDetector(), strings.Fields("hcp_client")},
+	{herokuplatformkey.NewSecretKeyDetector(), strings.Fields("hrku-")},
+	{huggingfaceapikey.NewDetector(), nil},
+	{jwt.NewDetector(), nil},
+	{mistralapikey.NewDetector(), strings.Fields("mistral")},
+	{npmjsaccesstoken.NewDetector(), nil},
+	{onepasswordkeys.NewRecoveryTokenDetector(), nil},
+	{onepasswordkeys.NewSecretKeyDetector(), nil},
+	{onepasswordkeys.NewServiceTokenDetector(), nil},
+	{openai.NewDetector(), nil},
+	{openrouter.NewDetector(), nil},
+	{packagist.NewAPISecretDetector(), nil},
+	{packagist.NewConductorUpdateTokenDetector(), nil},
+	{packagist.NewOrgReadTokenDetector(), nil},
+	{packagist.NewOrgUpdateTokenDetector(), nil},
+	{packagist.NewUserUpdateTokenDetector(), strings.Fields("packagist_")},
+	{paystacksecretkey.NewSecretKeyDetector(), strings.Fields("sk_")},
+	{perplexityapikey.NewDetector(), nil},
+	{postmanapikey.NewAPIKeyDetector(), nil},
+	{postmanapikey.NewCollectionTokenDetector(), nil},
+	{privatekey.NewDetector(), strings.Fields("private key-----")},
+	{pypiapitoken.NewDetector(), nil},
+	{pyxkeyv1.NewDetector(), nil},
+	{pyxkeyv2.NewDetector(), nil},
+	{recaptchakey.NewDetector(), strings.Fields("captcha")},
+	{rubygemsapikey.NewDetector(), nil},
+	{salesforceoauth2access.NewDetector(), strings.Fields("00d")},
+	{salesforceoauth2client.NewDetector(), strings.Fields("3mvg")},
+	{salesforceoauth2jwt.NewDetector(), strings.Fields("3mvg")},
+	{salesforceoauth2refresh.NewDetector(), strings.Fields("3mvg")},
+	{sendgrid.NewDetector(), nil},
+	{slacktoken.NewAppConfigAccessTokenDetector(), nil},
+	{slacktoken.NewAppConfigRefreshTokenDetector(), nil},
+	{slacktoken.NewAppLevelTokenDetector(), nil},
+	{squareapikey.NewOAuthApplicationSecretDetector(), nil},
+	{squareapikey.NewPersonalAccessTokenDetector(), nil},
+	{stripeapikeys.NewRestrictedKeyDetector(), nil},
+	{stripeapikeys.NewSecretKeyDetector(), nil},
+	{stripeapikeys.NewWebhookSecretDetector(), nil},
+	{supabase.NewPATDetector(), nil},
+	{supabase.NewProjectSecretKeyDetector(), nil},
+	{supabase.NewServiceRoleJWTDetector(), nil},
+	{telegrambotapitoken.NewDetector(), strings.Fields("telegram tgram")},
+	{tinkkeyset.NewDetector(), strings.Fields("primarykeyid")},
+	{urlcreds.NewDetector(), strings.Fields("://")},
+	{vapid.NewDetector(), strings.Fields("vapid")},
+}
+
+// secrets returns what finds secrets, or nil if redact is not set.
+func secrets(redact bool) importer.Secrets {
+	if !redact {
+		return nil
+	}
+	return findSecrets
+}
+
+func findSecrets(text string) (found []importer.Secret) {
+	data, small := []byte(text), strings.ToLower(text)
+	for _, d := range detectors {
+		if d.words != nil && !slices.ContainsFunc(d.words, func(w string) bool { return strings.Contains(small, w) }) {
+			continue
+		}
+		all, at := d.Detect(data)
+		for i, s := range all {
+			found = append(found, secretTexts(s, text, at[i])...)
+		}
+	}
+	return found
+}
+
+// secretTexts returns the fields of a secret that are in the text. A secret that has none in the same form is the word
+// at which it was found.
+func secretTexts(secret veles.Secret, text string, at int) (out []importer.Secret) {
+	const shortest = 8 // of a field that is no name of a region, a user or the like
+	rule := fmt.Sprintf("%T", secret)
+	v := reflect.Indirect(reflect.ValueOf(secret))
+	for i := range v.NumField() {
+		if f := v.Field(i); f.Kind() == reflect.String && f.Len() >= shortest && strings.Contains(text, f.String()) {
+			out = append(out, importer.Secret{Rule: rule, Text: f.String()})
+		}
+	}
+	if out == nil && at < len(text) {
+		word, _, _ := strings.Cut(strings.NewReplacer("\n", " ", "\t", " ", `"`, " ", "'", " ").Replace(text[at:]), " ")
+		out = append(out, importer.Secret{Rule: rule, Text: word})
+	}
+	return out
+}
