@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -261,4 +263,48 @@ func sortedFields(t *testing.T, data string) (out []string) {
 		out = append(out, string(b))
 	}
 	return out
+}
+
+// Claude Code's own reader finds what resume writes, in another directory, as a fork and at an earlier place, and reads
+// the messages of the path.
+func TestP24_ClaudeCodesReaderReadsWhatIsGivenBack(t *testing.T) {
+	if _, err := os.Stat("testdata/agents/node_modules"); err != nil {
+		if os.Getenv("TURNSTONE_TEST_REQUIRE") == "agents" {
+			t.Fatal(err)
+		}
+		t.Skip("Claude Code's reader is not installed: npm install --omit=optional in testdata/agents")
+	}
+	const id = "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f"
+	var data strings.Builder
+	parent := "null"
+	for i, said := range []string{"user", "assistant", "user", "assistant"} {
+		uuid := fmt.Sprintf(`"00000000-0000-4000-8000-%012d"`, i)
+		fmt.Fprintf(&data, `{"parentUuid":%s,"isSidechain":false,"userType":"external","cwd":"/work/old","sessionId":%q,"version":"2.1.0","gitBranch":"main","type":%q,"message":{"role":%[3]q,"content":[{"type":"text","text":"text %d"}]},"uuid":%s,"timestamp":"2026-01-01T10:00:0%[4]d.000Z"}`+"\n", parent, id, said, i, uuid)
+		parent = uuid
+	}
+	home, store := t.TempDir(), t.TempDir()+"/store"
+	must(t, "import", write(t, "x.jsonl", data.String()), "--store", store)
+	all := `"texts":["user: text 0","assistant: text 1","user: text 2","assistant: text 3"]`
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{id}, `"cwd":"/work/old",` + all},
+		{[]string{id, "--fork"}, `"cwd":"/work/old",` + all},
+		{[]string{id, "--fork", "--cwd", "/work/new"}, `"cwd":"/work/new",` + all},
+		{[]string{id + ":00000000-0000-4000-8000-000000000001"}, `"cwd":"/work/old","texts":["user: text 0","assistant: text 1"]`},
+	} {
+		code, out, errs := status(t, agents(home), append([]string{"resume", "--store", store}, c.args...)...)
+		if code != 0 {
+			t.Fatal(out, errs)
+		}
+		words := strings.Fields(out)
+		cmd := exec.Command("node", "claude.js", words[len(words)-1])
+		cmd.Dir = "testdata/agents"
+		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CLAUDE_CONFIG_DIR=") }), "HOME="+home)
+		read, err := cmd.CombinedOutput()
+		if want := `{"id":"` + words[len(words)-1] + `",` + c.want + "}\n"; err != nil || string(read) != want {
+			t.Errorf("%v: %v\n got %s\nwant %s", c.args, err, read, want)
+		}
+	}
 }
