@@ -91,34 +91,22 @@ type lister struct {
 	end   func() error // prints what is left
 }
 
-// lister returns the lister for JSON, for a narrow terminal, or for a table.
+// lister returns the lister for JSON or for a table. On a narrow terminal the end of a long id is left out; its
+// beginning names the session as well.
 func (f *sessionsFlags) lister(w io.Writer, columns int) lister {
-	none := func() error { return nil }
-	switch {
-	case f.asLines:
-		return lister{func(i *turnstone.Info) error { return asJSON(w, i) }, none}
-	case columns > 0 && columns < 120:
-		return lister{func(i *turnstone.Info) error { return printNarrow(w, i, columns) }, none}
+	if f.asLines {
+		return lister{func(i *turnstone.Info) error { return asJSON(w, i) }, func() error { return nil }}
 	}
-	var t table
+	longest := 60
+	if columns > 0 && columns < 120 {
+		longest = 37 // one more than a UUID has
+	}
+	t := table{least: []string{"REVISION", "PAYLOAD", "NODES"}}
 	t.row("SESSION", "REVISION", "NODES", "PAYLOAD", "UPDATED", "NAME")
 	return lister{func(i *turnstone.Info) error {
-		t.row(line(i.ID, 60), fmt.Sprint(i.Revision), fmt.Sprint(i.Nodes), size(i.Bytes), moment(i.Updated), called(i))
+		t.row(line(i.ID, longest), fmt.Sprint(i.Revision), fmt.Sprint(i.Nodes), size(i.Bytes), moment(i.Updated), called(i))
 		return nil
 	}, func() error { return t.write(w, columns) }}
-}
-
-// printNarrow prints a session on several lines, because its id alone may take a line.
-func printNarrow(w io.Writer, i *turnstone.Info, columns int) error {
-	p := printer{w: w}
-	p.printf("%s\n", line(i.ID, columns))
-	what := fmt.Sprintf("revision %d, %s, %s, %s", i.Revision, plural(i.Nodes, "node"), size(i.Bytes), moment(i.Updated))
-	for _, l := range []string{what, called(i)} {
-		if l != "" {
-			p.printf("%s\n", hang("    ", l, columns))
-		}
-	}
-	return p.err
 }
 
 // called returns the name of a session and its parent.

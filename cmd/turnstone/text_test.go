@@ -174,3 +174,29 @@ func TestAFullOutputIsReportedOnce(t *testing.T) {
 		}
 	}
 }
+
+// A table of sessions fits a terminal: it does without its least important columns, and names are cut.
+func TestSessionsFitATerminal(t *testing.T) {
+	info := turnstone.Info{ID: "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f", Revision: 123456, Nodes: 10, Metadata: head.Metadata{Name: strings.Repeat("name ", 20)}}
+	long := turnstone.Info{ID: strings.Repeat("id", 30)}
+	for columns, want := range map[int]string{0: "REVISION", 200: "REVISION", 100: "UPDATED", 80: "UPDATED", 60: "NAME"} {
+		var out strings.Builder
+		l := (&sessionsFlags{}).lister(&out, columns)
+		for _, i := range []*turnstone.Info{&info, &long} {
+			if err := l.print(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := l.end(); err != nil {
+			t.Fatal(err)
+		}
+		for row := range strings.Lines(out.String()) {
+			if n := len([]rune(strings.TrimSuffix(row, "\n"))); columns > 0 && n > columns {
+				t.Errorf("%d columns: %d in %q", columns, n, row)
+			}
+		}
+		if head, _, _ := strings.Cut(out.String(), "\n"); columns != 60 && !strings.Contains(head, want) || columns == 80 && strings.Contains(head, "REVISION") || !strings.Contains(out.String(), info.ID) {
+			t.Errorf("%d columns:\n%s", columns, out.String())
+		}
+	}
+}
