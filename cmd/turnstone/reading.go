@@ -18,7 +18,8 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
-// A reading reads transcripts, one file after the other, so that it takes the memory of one.
+// A reading reads transcripts, one file after the other, so that it takes the memory of one, or of two that are not large:
+// the next one is read while one is imported.
 type reading struct {
 	cmd      *cobra.Command
 	as       string // the path that the only file is taken for, if set
@@ -30,9 +31,20 @@ type reading struct {
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
 	found    []*importer.BadInput // in the file that was read last
+	ahead    chan parsed          // what is in the file with the index done, if it is being read; it has room for one
 	// read, if set, is called when a version of a file was imported, or holds nothing to import.
 	read func(path string, version *importer.Seen, bad []*importer.BadInput)
 }
+
+// A parsed is what is in a file.
+type parsed struct {
+	convs []importer.Conversation
+	bad   []*importer.BadInput
+	err   error
+}
+
+// maxAhead is the size of the largest file that is read while another one is imported.
+const maxAhead = 16 << 20
 
 // A transcript is a file to read.
 type transcript struct {
@@ -114,11 +126,18 @@ func (r *reading) next() ([]importer.Conversation, error) {
 			return nil, nil
 		}
 		f := r.files[r.done]
-		convs, bad, err := r.parse(f.Path)
-		if err != nil {
-			return nil, r.interrupted(err)
+		if r.ahead == nil {
+			r.readAhead(f)
 		}
-		r.done++
+		file := <-r.ahead
+		r.ahead = nil
+		convs, bad := file.convs, file.bad
+		if file.err != nil {
+			return nil, r.interrupted(file.err)
+		}
+		if r.done++; r.done < len(r.files) && r.files[r.done].Version != nil && r.files[r.done].Size <= maxAhead {
+			r.readAhead(r.files[r.done])
+		}
 		r.found = bad
 		if r.progress != nil {
 			r.progress.Add(1)
@@ -134,6 +153,17 @@ func (r *reading) next() ([]importer.Conversation, error) {
 		}
 		r.finished(&f)
 	}
+}
+
+// readAhead begins to read a file.
+func (r *reading) readAhead(f transcript) {
+	ahead := make(chan parsed, 1)
+	r.ahead = ahead
+	go func() {
+		var p parsed
+		p.convs, p.bad, p.err = r.parse(f.Path)
+		ahead <- p
+	}()
 }
 
 // originsFirst orders files that were put off, so that what a conversation comes from is imported before it.
