@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	_ "github.com/ncruces/go-sqlite3/driver"
 )
@@ -14,7 +15,7 @@ import (
 const opencodeTables = `PRAGMA journal_mode = WAL;
 CREATE TABLE session (id text PRIMARY KEY, project_id text NOT NULL, parent_id text, slug text, directory text NOT NULL, title text NOT NULL, version text NOT NULL,
 	permission text, time_created integer NOT NULL, time_updated integer NOT NULL);
-CREATE TABLE message (id text PRIMARY KEY, session_id text NOT NULL, time_created integer NOT NULL, time_updated integer NOT NULL, data text NOT NULL);
+CREATE TABLE message (id text PRIMARY KEY, session_id text NOT NULL, time_created integer NOT NULL, time_updated integer, data text NOT NULL);
 CREATE TABLE part (id text PRIMARY KEY, message_id text NOT NULL, session_id text NOT NULL, time_created integer NOT NULL, time_updated integer NOT NULL, data text NOT NULL);
 INSERT INTO session VALUES ('ses_1', 'p', NULL, 's', '/w', 'The title', '1.2', '{"a":[1]}', 1730000000000, 1730000000000), ('ses_2', 'p', 'ses_1', 's', '/w', 'Below', '1.2', NULL, 1730000000001, 1730000000001);
 INSERT INTO message VALUES ('msg_1', 'ses_1', 1, 1, '{"role":"user","time":{"created":1730000000000}}'), ('msg_2', 'ses_1', 2, 2, '{"role":"assistant","modelID":"m"}'), ('msg_9', 'ses_2', 1, 1, '{}');
@@ -117,5 +118,58 @@ func TestP28_ADatabaseThatCannotBeReadIsNamed(t *testing.T) {
 	}
 	if code, _, errs := status(t, nil, "import", filepath.Join(dir, "opencode.db"), "--store", store); code == 0 || !strings.Contains(errs, "opencode.db: ") {
 		t.Errorf("%d %s", code, errs)
+	}
+}
+
+// Only the database is followed in its folder, and not once but as it changes. One that nobody has open is read without
+// a trace; one that is locked is read when it no longer is.
+func TestP28_ADatabaseIsFollowedByItself(t *testing.T) {
+	store := t.TempDir() + "/store"
+	path := filepath.Join(t.TempDir(), "opencode.db")
+	appendTo(t, filepath.Join(filepath.Dir(path), "auth.json"), `{"key":"x"}`)
+	appendTo(t, filepath.Join(filepath.Dir(path), "other.jsonl"), spoken("other", 0))
+	open := func() *sql.DB {
+		db, err := sql.Open("sqlite3", "file:"+path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		db.SetMaxOpenConns(1)
+		return db
+	}
+	do := func(db *sql.DB, query string) {
+		t.Helper()
+		if _, err := db.Exec(query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := open()
+	do(db, opencodeTables)
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var out output
+	stop := followed(t, store, &out, "--poll", "1s", path)
+	out.waitFor(t, "imported ses_2", 1)
+	for _, ending := range []string{"-wal", "-shm"} {
+		if _, err := os.Stat(path + ending); err == nil {
+			t.Errorf("%s was made", ending)
+		}
+	}
+	appendTo(t, filepath.Join(filepath.Dir(path), "other2.jsonl"), spoken("other2", 0))
+	db = open()
+	defer db.Close()
+	do(db, `INSERT INTO message VALUES ('msg_95', 'ses_2', 5, 5, '{"role":"user"}'), ('msg_96', 'ses_2', 5, NULL, '{"role":"user"}')`)
+	out.waitFor(t, "grown ses_2: 2 nodes new", 1)
+	do(db, `DELETE FROM message WHERE id = 'msg_96'; INSERT INTO message VALUES ('msg_97', 'ses_2', 5, 5, '{"role":"user"}')`)
+	out.waitFor(t, "ses_2: 1 node new", 1)
+	do(db, `PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; INSERT INTO message VALUES ('msg_98', 'ses_2', 6, 6, '{"role":"user"}')`)
+	time.Sleep(3 * time.Second)
+	do(db, `COMMIT; PRAGMA locking_mode = NORMAL; SELECT count(*) FROM message`)
+	out.waitFor(t, "ses_2: 1 node new", 2)
+	stop()
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	if said := out.b.String(); strings.Contains(said, "other") || strings.Contains(said, "auth") {
+		t.Errorf("%s", said)
 	}
 }

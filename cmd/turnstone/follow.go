@@ -65,7 +65,7 @@ func (a *app) follow() *cobra.Command {
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, secrets: secrets(f.redact), options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}}
+				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, secrets: secrets(f.redact), options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}, followed: map[string]bool{}}
 				err := w.run(cmd.Context())
 				if errors.Is(err, context.Canceled) && !f.once {
 					return nil // That is how it ends.
@@ -117,6 +117,7 @@ type follower struct {
 	seen      importer.SeenSet
 	unread    map[string]unread // files that hold no conversation, or could not be read
 	unwatched map[string]bool   // folders without notifications
+	followed  map[string]bool   // watched folders: true if all in it is followed, false if only databases are
 	failed    map[string]string // errors of conversations that could not be stored
 	watcher   *fsnotify.Watcher
 }
@@ -205,6 +206,7 @@ func (w *follower) pass(ctx context.Context) error {
 // walk returns the transcripts below a folder, and watches the folders. The sessions come before their sub-agents.
 func (w *follower) walk(ctx context.Context, folder string) []importer.Source {
 	found, _ := transcriptsBelow(ctx, folder, func(dir string) {
+		w.followed[dir] = w.followed[dir] || !importer.IsDatabase(folder)
 		if w.watcher != nil && !w.flags.once {
 			if err := w.watcher.Add(dir); err != nil && !w.unwatched[dir] {
 				w.unwatched[dir] = true
@@ -221,6 +223,7 @@ func (w *follower) below(ctx context.Context, changed map[string]bool) []importe
 	for _, path := range slices.Sorted(maps.Keys(changed)) {
 		switch info, err := os.Lstat(path); {
 		case err != nil: // It is gone.
+		case !w.followed[filepath.Dir(path)] && !importer.IsDatabase(path):
 		case info.IsDir():
 			files = append(files, w.walk(ctx, path)...)
 		case info.Mode().IsRegular() && importer.MayBeTranscript(path):
@@ -268,6 +271,9 @@ func (w *follower) known(s importer.Source) bool {
 // note notes that a version of a file was read and imported, or could not be read.
 func (w *follower) note(path string, version *importer.Seen, bad []*importer.BadInput) {
 	delete(w.unread, path)
+	if slices.ContainsFunc(bad, func(b *importer.BadInput) bool { return b.Again }) {
+		return
+	}
 	if len(bad) > 0 {
 		w.unread[path] = unread{version, bad[0].Reason}
 		return

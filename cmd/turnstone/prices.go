@@ -4,9 +4,11 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/turnstonedb/turnstone/head"
@@ -50,8 +52,9 @@ func parsePrices(data []byte, path string) (prices, error) {
 	if err := json.Unmarshal(data, &models); err != nil {
 		return nil, usageError{fmt.Errorf("%s is no object of models and their prices: %w", path, err)}
 	}
-	p := prices{}
-	for name, raw := range models {
+	p, plain := prices{}, map[string]string{} // the name of whose price a plain name has
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		raw := models[name]
 		if name == "sample_spec" { // LiteLLM's file explains its fields there.
 			continue
 		}
@@ -66,11 +69,14 @@ func parsePrices(data []byte, path string) (prices, error) {
 			continue // It is no model for text, or has no price.
 		}
 		p[name] = one
-		// Providers of their own kind, as in "azure/gpt-5", may have other prices than the maker of the model.
-		if plain := plainModel(name); !strings.Contains(name, "/") {
-			p[plain] = one
-		} else if _, ok := p[plain]; !ok {
-			p[plain] = one
+		// The shortest name is that of the model itself: "azure/gpt-5" and an older "gpt-5-2025-08-07" may cost something else.
+		if of := plain[plainModel(name)]; of == "" || len(name) < len(of) {
+			plain[plainModel(name)] = name
+		}
+	}
+	for name, of := range plain {
+		if _, ok := models[name]; !ok {
+			p[name] = p[of]
 		}
 	}
 	return p, nil

@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,7 +27,6 @@ import (
 	"github.com/google/osv-scalibr/veles/secrets/gcpexpressmode"
 	"github.com/google/osv-scalibr/veles/secrets/gcpoauth2access"
 	"github.com/google/osv-scalibr/veles/secrets/gcpoauth2client"
-	"github.com/google/osv-scalibr/veles/secrets/gcpsak"
 	"github.com/google/osv-scalibr/veles/secrets/gcshmackey"
 	"github.com/google/osv-scalibr/veles/secrets/gitbasicauth/bitbucket"
 	"github.com/google/osv-scalibr/veles/secrets/gitbasicauth/codecatalyst"
@@ -47,7 +48,6 @@ import (
 	"github.com/google/osv-scalibr/veles/secrets/paystacksecretkey"
 	"github.com/google/osv-scalibr/veles/secrets/perplexityapikey"
 	"github.com/google/osv-scalibr/veles/secrets/postmanapikey"
-	"github.com/google/osv-scalibr/veles/secrets/privatekey"
 	"github.com/google/osv-scalibr/veles/secrets/pypiapitoken"
 	"github.com/google/osv-scalibr/veles/secrets/pyxkeyv1"
 	"github.com/google/osv-scalibr/veles/secrets/pyxkeyv2"
@@ -70,7 +70,7 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
-const redactHelp = "keep passwords, keys and tokens out: those that the detectors of OSV-SCALIBR find are replaced by what they are, and counted; a transcript with any is not exported byte for byte"
+const redactHelp = "keep passwords, keys and tokens out: those that the detectors of OSV-SCALIBR find are replaced by what they are, and counted; a transcript with any is not exported byte for byte, and what is stored already stays"
 
 // detectors find the secrets of services that have a form of their own. Those that are slow, or that take other text for
 // secrets, are asked only about texts that have one of the words, in small letters.
@@ -98,7 +98,6 @@ var detectors = []struct {
 	{gcpexpressmode.NewDetector(), nil},
 	{gcpoauth2access.NewDetector(), strings.Fields("ya29.")},
 	{gcpoauth2client.NewDetector(), strings.Fields("googleusercontent gocspx-")},
-	{gcpsak.NewDetector(), strings.Fields("auth_provider_x509_cert_url")},
 	{gcshmackey.NewDetector(), nil},
 	{bitbucket.NewDetector(), strings.Fields("bitbucket.org/")},
 	{codecatalyst.NewDetector(), strings.Fields("codecatalyst.aws/")},
@@ -135,7 +134,6 @@ var detectors = []struct {
 	{perplexityapikey.NewDetector(), nil},
 	{postmanapikey.NewAPIKeyDetector(), nil},
 	{postmanapikey.NewCollectionTokenDetector(), nil},
-	{privatekey.NewDetector(), strings.Fields("private key-----")},
 	{pypiapitoken.NewDetector(), nil},
 	{pyxkeyv1.NewDetector(), nil},
 	{pyxkeyv2.NewDetector(), nil},
@@ -171,8 +169,17 @@ func secrets(redact bool) importer.Secrets {
 	return findSecrets
 }
 
+// privateKey matches a private key in the text form of RFC 7468, also one that has no end, or whose lines have line
+// numbers or signs of a diff before them.
+var privateKey = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----([^\x00]*?-----END [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|[A-Za-z0-9+/=\s\\]*)`)
+
 func findSecrets(text string) (found []importer.Secret) {
 	data, small := []byte(text), strings.ToLower(text)
+	if strings.Contains(small, "private key") {
+		for _, key := range privateKey.FindAllString(text, -1) {
+			found = append(found, importer.Secret{Rule: "private key", Text: key})
+		}
+	}
 	for _, d := range detectors {
 		if d.words != nil && !slices.ContainsFunc(d.words, func(w string) bool { return strings.Contains(small, w) }) {
 			continue
@@ -185,19 +192,33 @@ func findSecrets(text string) (found []importer.Secret) {
 	return found
 }
 
-// secretTexts returns the fields of a secret that are in the text. A secret that has none in the same form is the word
-// at which it was found.
+// secretTexts returns what is secret in the fields of a secret, if it is in the text. Of the address of a server that is
+// the password. A secret that has no such field is the word at which it was found.
 func secretTexts(secret veles.Secret, text string, at int) (out []importer.Secret) {
 	const shortest = 8 // of a field that is no name of a region, a user or the like
-	rule := fmt.Sprintf("%T", secret)
+	rule, known := fmt.Sprintf("%T", secret), false
 	v := reflect.Indirect(reflect.ValueOf(secret))
 	for i := range v.NumField() {
-		if f := v.Field(i); f.Kind() == reflect.String && f.Len() >= shortest && strings.Contains(text, f.String()) {
-			out = append(out, importer.Secret{Rule: rule, Text: f.String()})
+		f := v.Field(i)
+		if f.Kind() != reflect.String || f.Len() < shortest || !strings.Contains(text, f.String()) {
+			continue
 		}
+		known = true
+		if u, err := url.Parse(f.String()); err == nil && u.User != nil && u.Host != "" {
+			_, rest, _ := strings.Cut(f.String(), "://")
+			user, _, _ := strings.Cut(rest, "@")
+			if _, password, ok := strings.Cut(user, ":"); ok {
+				out = append(out, importer.Secret{Rule: rule, Text: ":" + password + "@"})
+			}
+			continue
+		}
+		out = append(out, importer.Secret{Rule: rule, Text: f.String()})
 	}
-	if out == nil && at < len(text) {
-		word, _, _ := strings.Cut(strings.NewReplacer("\n", " ", "\t", " ", `"`, " ", "'", " ").Replace(text[at:]), " ")
+	if !known && at < len(text) {
+		word := text[at:]
+		if i := strings.IndexAny(word, " \n\t\"'\\\x00"); i >= 0 {
+			word = word[:i]
+		}
 		out = append(out, importer.Secret{Rule: rule, Text: word})
 	}
 	return out

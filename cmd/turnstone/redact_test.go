@@ -8,6 +8,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func TestP29_SecretsAreKeptOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := must(t, "import", dir, home, "--redact", "--store", store)
-	for _, want := range []string{"redacted in lines.jsonl: 3 × anthropicapikey.ModelAPIKey, 2 × privatekey.PrivateKey", "redacted in whole.json: 1 × anthropic", "redacted in ses_1.json: 2 × anthropic", "redacted in ses_db1: 1 × anthropic"} {
+	for _, want := range []string{"redacted in lines.jsonl: 3 × anthropicapikey.ModelAPIKey, 2 × private key", "redacted in whole.json: 1 × anthropic", "redacted in ses_1.json: 2 × anthropic", "redacted in ses_db1: 1 × anthropic"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -75,7 +76,7 @@ func TestP29_SecretsAreKeptOut(t *testing.T) {
 		t.Errorf("%s\nwant %s", got, with)
 	}
 	got := must(t, "export", "s", "--store", store)
-	for _, want := range []string{`"use [redacted: anthropicapikey.ModelAPIKey]\nand\t[redacted: privatekey.PrivateKey]`, `{\"headers\":{\"x-api-key\":\"[redacted: anthropicapikey.ModelAPIKey]\"},\"key\":\"[redacted: privatekey.PrivateKey]`, `{"torn [redacted: `} {
+	for _, want := range []string{`"use [redacted: anthropicapikey.ModelAPIKey]\nand\t[redacted: private key]`, `{\"headers\":{\"x-api-key\":\"[redacted: anthropicapikey.ModelAPIKey]\"},\"key\":\"[redacted: private key]`, `{"torn [redacted: `} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s in\n%s", want, got)
 		}
@@ -105,10 +106,60 @@ func TestP29_SecretsAreKeptOut(t *testing.T) {
 func TestP29_OtherTextIsNoSecret(t *testing.T) {
 	for _, text := range []string{
 		strings.Repeat("0123456789abcdef", 4), strings.Repeat("a1b2c3d4e5", 4), "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f", "process.someVeryLongNameOfAFunctionThatGoesOn()",
-		"https://example.com/a?b=c", "mail me at a@example.com", "eyJhIjoxfQ", "AKIA and ASIA, the azure storage of the vault", strings.Repeat("ordinary words in a row ", 200),
+		"https://example.com/a?b=c", "mail me at a@example.com", "ssh://git@example.com/org/repo.git", "eyJhIjoxfQ", "AKIA and ASIA, the azure storage of the vault", strings.Repeat("ordinary words in a row ", 200),
 	} {
 		if found := findSecrets(text); len(found) > 0 {
 			t.Errorf("%s: %v", text, found)
 		}
 	}
+}
+
+// Secrets that are known by what stands beside them are found in JSON, too, and keys in the forms that tools print; in
+// broken files as well. What was JSON stays JSON.
+func TestP29_SecretsInTheFormsOfTools(t *testing.T) {
+	body := "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\nZmFrZWtleWZha2VrZXlmYWtla2V5ZmFr\n"
+	private := "-----BEGIN PRIVATE " + "KEY-----\n" + body + "-----END PRIVATE " + "KEY-----\n"
+	account := `{"type":"service_account","private_key_id":"` + strings.Repeat("a1", 20) + `","private_key":` + jsonOf(t, private) + `,"client_email":"a@b.iam.gserviceaccount.com","auth_provider_x509_cert_url":"https://www.googleapis.com/oauth2/v1/certs"}`
+	aws, secret := "AKIA"+"Q3EGRXQZ7YB5KLMN", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzq"+"1X2Y3Z4W"
+	key := "sk-ant-" + "api03-" + strings.Repeat("aB3", 31) + "AA"
+	numbered, diff := "", ""
+	for i, l := range strings.Split(private, "\n") {
+		numbered += fmt.Sprintf("%6d→%s\n", i+1, l)
+		diff += "+" + l + "\n"
+	}
+	event := func(id, content string) string {
+		return `{"type":"user","uuid":"` + id + `","parentUuid":null,"sessionId":"s","message":{"role":"user","content":` + content + "}}"
+	}
+	for name, c := range map[string]struct{ data, secret string }{
+		"account":  {event("a", jsonOf(t, account)), "ZmFrZWtl"},
+		"numbered": {event("a", jsonOf(t, numbered)), "ZmFrZWtl"},
+		"diff":     {event("a", jsonOf(t, diff)), "ZmFrZWtl"},
+		"env":      {event("a", jsonOf(t, "KEY="+jsonOf(t, private))), "ZmFrZWtl"},
+		"cut":      {event("a", jsonOf(t, private[:80])), "MIIEvQ"},
+		"pair":     {event("a", `[{"type":"tool_result","content":`+jsonOf(t, `{"Credentials":{"AccessKeyId":"`+aws+`","SecretAccessKey":"`+secret+`"}}`)+"}]"), secret[:10]},
+		"mark":     {"\ufeff" + event("a", `"\n`+key+`\n"`) + "\n" + event("b", `"x"`), key[:20]},
+		"two":      {event("a", `"\n`+key+`"`) + event("b", jsonOf(t, "  "+`{"dsn":"postgres://user:pass`+`word@h/x"}`)), "password"},
+		"escaped":  {event("a", strings.Replace(jsonOf(t, key), `"s`, `"\u0073`, 1)), key[2:20]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := t.TempDir() + "/store"
+			out := must(t, "import", write(t, "x.jsonl", c.data+"\n"), "--redact", "--store", store)
+			got := must(t, "export", "s", "--store", store)
+			if !strings.Contains(c.data, c.secret) || strings.Contains(got, c.secret) || !strings.Contains(got, "[redacted: ") || !strings.Contains(out, "redacted in x.jsonl") {
+				t.Errorf("%s\n%s", out, got)
+			}
+			if strings.Contains(out, "unreadable") || strings.Count(got, "uuid") != strings.Count(c.data, "uuid") {
+				t.Errorf("%s\n%s", out, got)
+			}
+		})
+	}
+}
+
+func jsonOf(t *testing.T, text string) string {
+	t.Helper()
+	b, err := json.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }

@@ -83,6 +83,9 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 		if r.Cwd, err = filepath.Abs(cwd); err != nil {
 			return err
 		}
+		if real, err := filepath.EvalSymlinks(r.Cwd); err == nil { // as the agent sees it
+			r.Cwd = real
+		}
 	}
 	fork = fork || forked || !p.bare
 	var content bytes.Buffer

@@ -39,7 +39,7 @@ func (a *app) usage() *cobra.Command {
 			"own turns. Days are in the local time zone. The project of a session is its directory; agent and branch of git are those of\n" +
 			"an imported one. Input has all tokens of prompts: those read from the provider's cache, and those written to it, are a part\n" +
 			"of it, as those of thoughts are a part of output.\n\n" +
-			"The cost is what the agent noted. Where it noted none, it is the list price of November 2026, without surcharges for long or\n" +
+			"The cost is what the agent noted. Where it noted none, or 0, it is the list price of November 2026, without surcharges for long or\n" +
 			"fast requests. Prices of your own are a file in the form of LiteLLM's model_prices_and_context_window.json. Models without a\n" +
 			"price are named. With --json the cost is in billionths of a dollar, as in all JSON of Turnstone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
@@ -228,10 +228,11 @@ func (l *ledger) readAll(ctx context.Context, st *turnstone.Store) error {
 	return nil
 }
 
-// readSession adds up one session. Only sums by day need the log: the sums of the whole
-// session are in its Info.
+// readSession adds up one session. The sums of the whole session are in its Info. The log is needed for sums by day,
+// and if a cost was noted, because other commits of the same model may have none.
 func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnstone.Info) error {
-	if !l.has("day") {
+	noted := slices.ContainsFunc(i.Usage, func(u head.Usage) bool { return u.Cost > 0 })
+	if !l.has("day") && !noted {
 		l.add(i, "", i.Usage)
 		return nil
 	}
@@ -243,7 +244,11 @@ func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnst
 		if err != nil {
 			return err
 		}
-		l.add(i, e.Time.Local().Format("2006-01-02"), e.Usage)
+		day := ""
+		if l.has("day") {
+			day = e.Time.Local().Format("2006-01-02")
+		}
+		l.add(i, day, e.Usage)
 	}
 	return nil
 }

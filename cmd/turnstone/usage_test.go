@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -65,5 +66,32 @@ func TestModelsAreFoundUnderTheNamesThatAgentsWrite(t *testing.T) {
 	u = head.Usage{Model: "gpt-5", Input: 1 << 63, Output: 1 << 63, CachedInput: 1 << 63}
 	if got, _ := table.cost(&u); got == 0 {
 		t.Error("a large sum costs nothing")
+	}
+}
+
+// A cost that was noted for one turn does not hide the price of the others, whatever the sums are by.
+func TestP27_NotedCostsAndPricesAddUp(t *testing.T) {
+	store := t.TempDir() + "/store"
+	line := func(i int, more string) string {
+		return fmt.Sprintf(`{"type":"user","uuid":"u%d","parentUuid":null,"sessionId":"s","message":{"role":"user","content":"x"}}`+"\n"+
+			`{"type":"assistant","uuid":"a%[1]d","parentUuid":"u%[1]d","sessionId":"s","message":{"id":"m%[1]d","role":"assistant","content":"y","model":"gpt-5","usage":{"input_tokens":1000000}}%s}`+"\n", i, more)
+	}
+	must(t, "import", write(t, "s.jsonl", line(1, `,"costUSD":0.5`)+line(2, "")), "--store", store)
+	for _, by := range []string{"model", "day,model"} {
+		if out := must(t, "usage", "--by", by, "--csv", "--store", store); !strings.Contains(out, "gpt-5,2000000,0,0,0,0,1.75\n") {
+			t.Errorf("%s: %s", by, out)
+		}
+	}
+	mine := write(t, "prices.json", `{"gpt-5-2025-08-07":{"input_cost_per_token":3e-6},"azure/gpt-5":{"input_cost_per_token":4e-6},"gpt-5":{"input_cost_per_token":1e-6},"x/other-1":{"input_cost_per_token":5e-6}}`)
+	for range 5 {
+		table, err := loadPrices(mine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for model, want := range map[string]uint64{"gpt-5": 1000, "gpt-5-2025-08-07": 3000, "azure/gpt-5": 4000, "openai/gpt-5": 1000, "gpt-5-2026-01-01": 1000, "other.1": 5000} {
+			if got, _ := table.cost(&head.Usage{Model: model, Input: 1}); got != want {
+				t.Errorf("%s: %d, want %d", model, got, want)
+			}
+		}
 	}
 }

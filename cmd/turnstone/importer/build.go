@@ -189,7 +189,7 @@ func (k *talk) describe(e *entry) {
 
 // copying is how long an agent takes to copy the lines of a session that it forks. It gives them the time of the copy,
 // and a model takes longer to answer.
-const copying = 2 * time.Second
+const copying = time.Second / 2
 
 // from makes the conversation one that another one was the origin of.
 func (k *talk) from(session string) {
@@ -348,7 +348,7 @@ func (k *talk) use(e *entry) []head.Usage {
 	for i := range e.usage {
 		e.usage[i].Model = cmp.Or(e.usage[i].Model, k.model)
 	}
-	copied := e.copied || e.time.Before(k.copied)
+	copied := e.copied || !e.time.IsZero() && e.time.Before(k.copied)
 	if e.total == "" && !copied {
 		return e.usage
 	}

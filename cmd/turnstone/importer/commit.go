@@ -376,6 +376,10 @@ func merge(all []head.Usage) []head.Usage {
 	for _, u := range all {
 		if i := slices.IndexFunc(out, func(v head.Usage) bool { return v.Model == u.Model }); i >= 0 {
 			out[i].Add(u)
+			for _, n := range []*uint64{&out[i].Input, &out[i].Output, &out[i].CachedInput, &out[i].CacheWrite, &out[i].Reasoning} {
+				*n = min(*n, turnstone.MaxTokens)
+			}
+			out[i].Cost = min(out[i].Cost, turnstone.MaxCost)
 		} else {
 			out = append(out, u)
 		}

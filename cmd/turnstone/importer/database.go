@@ -5,11 +5,16 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"github.com/ncruces/go-sqlite3"
 	_ "github.com/ncruces/go-sqlite3/driver" // registers "sqlite3"
 	"github.com/tidwall/gjson"
 )
@@ -33,65 +38,112 @@ func InDatabase(path string) bool {
 func inDatabase(path string) (database, session string, ok bool) {
 	database, session = filepath.Split(path)
 	database = filepath.Clean(database)
-	return database, session, IsDatabase(database)
+	if !IsDatabase(database) {
+		return "", "", false
+	}
+	info, err := os.Stat(database)
+	return database, session, err == nil && info.Mode().IsRegular()
 }
 
-// openDatabase opens a database for reading, beside the agent that writes it.
-func openDatabase(path string) (*sql.DB, error) {
+// errChanged: a database was written while it was read without locks.
+var errChanged = errors.New("the database was changed while it was read")
+
+// maxQuery is how long all queries of a database may take at once.
+const maxQuery = time.Minute
+
+// queryDatabase calls f with a transaction that reads a database, beside the agent that writes it. A database that no
+// other process has open is read without locks, because the files that SQLite makes for these would be in the way of
+// an agent of another user.
+func queryDatabase(ctx context.Context, path string, f func(context.Context, *sql.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, maxQuery)
+	defer cancel()
+	err := errChanged
+	for try := 0; try < 3 && errors.Is(err, errChanged); try++ {
+		err = queryOnce(ctx, path, f)
+	}
+	return err
+}
+
+func queryOnce(ctx context.Context, path string, f func(context.Context, *sql.Tx) error) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	u := url.URL{Scheme: "file", Path: filepath.ToSlash(absolute), RawQuery: "mode=ro&_pragma=busy_timeout(5000)&_pragma=query_only(1)"}
-	db, err := sql.Open("sqlite3", u.String())
-	if err == nil {
-		db.SetMaxOpenConns(1)
-	}
-	return db, err
-}
-
-// sessionsIn returns the sessions of a database. The version of one is how many messages and parts it has, and when
-// they were changed last.
-func sessionsIn(ctx context.Context, path string) (all []Source, err error) {
-	db, err := openDatabase(path)
+	before, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer db.Close()
-	rows, err := db.QueryContext(ctx, `SELECT s.id, s.time_updated,
-		(SELECT count(*) || ' ' || coalesce(max(m.time_updated), 0) FROM message m WHERE m.session_id = s.id),
-		(SELECT count(*) || ' ' || coalesce(max(p.time_updated), 0) FROM part p WHERE p.session_id = s.id)
-		FROM session s ORDER BY s.id`)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	open := "mode=ro&_pragma=busy_timeout(1000)&_pragma=query_only(1)"
+	alone := func() bool {
+		_, err := os.Stat(path + "-wal")
+		return errors.Is(err, fs.ErrNotExist)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var id, updated, messages, parts string
-		if err := rows.Scan(&id, &updated, &messages, &parts); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		if id == "" || strings.ContainsAny(id, `/\`) {
-			continue // It is none of OpenCode's.
-		}
-		at := filepath.Join(path, id)
-		all = append(all, Source{Path: at, Version: seenOf(at, strings.Join([]string{updated, messages, parts}, " "))})
+	unlocked := alone()
+	if unlocked {
+		open += "&immutable=1"
 	}
-	return all, rows.Err()
-}
-
-// parseSession reads a session of a database.
-func (p *parser) parseSession(ctx context.Context, database, session string) error {
-	db, err := openDatabase(database)
+	db, err := sql.Open("sqlite3", (&url.URL{Scheme: "file", Path: filepath.ToSlash(absolute), RawQuery: open}).String())
 	if err != nil {
 		return err
 	}
 	defer db.Close()
+	db.SetMaxOpenConns(1)
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true}) // so that all is of one time
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // It changes nothing.
+	err = f(ctx, tx)
+	if after, e := os.Stat(path); unlocked && (e != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) || !alone()) {
+		return errChanged
+	}
+	return err
+}
+
+// isBusy reports whether an error of a database may be gone when it is read again.
+func isBusy(err error) bool {
+	return errors.Is(err, sqlite3.BUSY) || errors.Is(err, sqlite3.LOCKED) || errors.Is(err, errChanged)
+}
+
+// sessionsIn returns the sessions of a database. The version of one is how many messages and parts it has, the last
+// ones of these, and when they were changed last.
+func sessionsIn(ctx context.Context, path string) (all []Source, err error) {
+	err = queryDatabase(ctx, path, func(ctx context.Context, tx *sql.Tx) error {
+		all = nil
+		var tables int
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('session', 'message', 'part')`).Scan(&tables); err != nil {
+			return err
+		}
+		if tables < 3 {
+			return errors.New("is no database of OpenCode")
+		}
+		last := map[string]string{}
+		for _, table := range []string{"message", "part"} {
+			err := each(ctx, tx, `SELECT session_id, count(*) || ' ' || coalesce(max(time_updated), '') || ' ' || coalesce(max(id), ''), '' FROM `+table+` GROUP BY session_id`, func(id, version, _ string) {
+				last[id] += " " + version
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return each(ctx, tx, `SELECT id, time_updated, '' FROM session ORDER BY id`, func(id, updated, _ string) {
+			if id != filepath.Base(id) || id == ".." || id == "." || strings.ContainsAny(id, `/\`) {
+				return // It is none of OpenCode's.
+			}
+			at := filepath.Join(path, id)
+			all = append(all, Source{Path: at, Version: seenOf(at, updated+last[id])})
+		})
+	})
+	return all, err
+}
+
+// parseSession reads a session of a database.
+func (p *parser) parseSession(ctx context.Context, database, session string) error {
+	return queryDatabase(ctx, database, func(ctx context.Context, tx *sql.Tx) error { return p.sessionIn(ctx, tx, session) })
+}
+
+func (p *parser) sessionIn(ctx context.Context, tx *sql.Tx, session string) error {
+	p.out, p.bad, p.redacted = nil, nil, nil // Of a try before this one.
 	var all []*entry
 	add := func(key string, raw []byte) bool {
 		raw = p.redact(raw)
@@ -122,13 +174,13 @@ func (p *parser) parseSession(ctx context.Context, database, session string) err
 		return []byte("{" + fields.String() + body)
 	}
 	parts := map[string][][2]string{} // of messages
-	err = each(ctx, tx, `SELECT message_id, id, data FROM part WHERE session_id = ? ORDER BY message_id, id`, session, func(message, id, data string) {
+	err = each(ctx, tx, `SELECT message_id, id, data FROM part WHERE session_id = ? ORDER BY message_id, id`, func(message, id, data string) {
 		parts[message] = append(parts[message], [2]string{id, data})
-	})
+	}, session)
 	if err != nil {
 		return err
 	}
-	err = each(ctx, tx, `SELECT '', id, data FROM message WHERE session_id = ? ORDER BY id`, session, func(_, message, data string) {
+	err = each(ctx, tx, `SELECT '', id, data FROM message WHERE session_id = ? ORDER BY id`, func(_, message, data string) {
 		if !add("message/"+session+"/"+message+".json", object(data, "id", message, "sessionID", session)) {
 			return
 		}
@@ -138,26 +190,26 @@ func (p *parser) parseSession(ctx context.Context, database, session string) err
 				all[len(all)-1].kind = said
 			}
 		}
-	})
+	}, session)
 	if err == nil {
 		p.take(opencode.build(session, all), nil)
 	}
 	return err
 }
 
-// each calls f with the rows of a query for a session, which have three columns of text.
-func each(ctx context.Context, tx *sql.Tx, query, session string, f func(a, b, c string)) error {
-	rows, err := tx.QueryContext(ctx, query, session)
+// each calls f with the rows of a query, which have three columns. What is no text is taken as one, and null as none.
+func each(ctx context.Context, tx *sql.Tx, query string, f func(a, b, c string), args ...any) error {
+	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var a, b, c string
-		if err := rows.Scan(&a, &b, &c); err != nil {
+		var row [3]sql.NullString
+		if err := rows.Scan(&row[0], &row[1], &row[2]); err != nil {
 			return err
 		}
-		f(a, b, c)
+		f(row[0].String, row[1].String, row[2].String)
 	}
 	return rows.Err()
 }
@@ -187,7 +239,7 @@ func rowOf(ctx context.Context, tx *sql.Tx, session string) ([]byte, error) {
 	if err := rows.Scan(values...); err != nil {
 		return nil, err
 	}
-	fields, time := map[string]any{}, map[string]any{}
+	fields, times := map[string]any{}, map[string]any{}
 	for i, name := range names {
 		v := *values[i].(*any)
 		switch text, isText := v.(string); {
@@ -197,11 +249,11 @@ func rowOf(ctx context.Context, tx *sql.Tx, session string) ([]byte, error) {
 			v = json.RawMessage(text)
 		}
 		if of, ok := strings.CutPrefix(name, "time_"); ok {
-			time[of] = v
+			times[of] = v
 		} else {
 			fields[cmp.Or(sessionFields[name], name)] = v
 		}
 	}
-	fields["time"] = time
+	fields["time"] = times
 	return marshal(fields), rows.Err()
 }

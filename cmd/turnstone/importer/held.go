@@ -291,9 +291,17 @@ func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
 		k.parent = graph.ID{}
 		elsewhere[k] += len(nodes)
 	}
-	older := map[string][]byte{} // payloads by their keys in the file
+	without := map[graph.ID]bool{} // nodes
+	for _, nodes := range left {
+		for _, id := range nodes {
+			without[id] = true
+		}
+	}
+	older := map[string][]byte{} // their payloads, by their keys in the file
 	for i := range h.own {
-		older[base(h.own[i].Key)] = h.own[i].Payload
+		if without[h.own[i].ID] {
+			older[base(h.own[i].Key)] = h.own[i].Payload
+		}
 	}
 	for i := range c.Events {
 		e := &c.Events[i]

@@ -107,6 +107,7 @@ type BadInput struct {
 	File   string // the name that the user gave
 	Line   int    // 1-based; 0 for the file as a whole
 	Reason string
+	Again  bool // It may be read when it is tried again, because another process is at it now.
 }
 
 func (e *BadInput) Error() string {
@@ -204,7 +205,8 @@ func (p *parser) fail(line int, format string, args ...any) {
 	p.bad = append(p.bad, &BadInput{File: p.file, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
-// Parse reads the content of a file in any of the formats. A session in a database is read from there, without data. It returns all that it could
+// Parse reads the content of a file in any of the formats. Without data, a session in a database is
+// read from there. It returns all that it could
 // read, and the places that it could not read. The name of the file is "-" for standard
 // input. If ctx ends, Parse returns its error.
 //
@@ -244,15 +246,18 @@ const mark = "\ufeff"
 
 // parse reads the data.
 func (p *parser) parse(ctx context.Context) error {
-	if database, session, ok := inDatabase(p.file); ok {
-		if err := p.parseSession(ctx, database, session); err != nil {
-			p.fail(0, "%v", err)
+	if p.data == nil {
+		database, session, ok := inDatabase(p.file)
+		var err error
+		if ok {
+			err = p.parseSession(ctx, database, session)
+		} else if _, err = sessionsIn(ctx, p.file); err == nil { // It could not be read before.
+			err = errChanged
 		}
-		return ctx.Err()
-	}
-	if IsDatabase(p.file) {
-		_, err := sessionsIn(ctx, p.file)
-		p.fail(0, "%v", cmp.Or(err, errBinary))
+		if err != nil {
+			p.fail(0, "%v", err)
+			p.bad[len(p.bad)-1].Again = isBusy(err)
+		}
 		return ctx.Err()
 	}
 	text := bytes.TrimRight(bytes.TrimPrefix(p.data, []byte(mark)), "\x00")

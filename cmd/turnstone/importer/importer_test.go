@@ -253,3 +253,47 @@ func FuzzRead(f *testing.F) {
 		_, _ = importer.Read(ctx, bytes.NewReader(data))
 	})
 }
+
+// Whatever a file is, the secret is in no event, and an event that was JSON still is.
+func FuzzRedact(f *testing.F) {
+	const secret = "hunter2hunter2"
+	for _, s := range []string{
+		`{"role":"user","content":"` + secret + `"}`, "\ufeff" + `{"role":"user","content":"\n` + secret + `\\"}{"a":"{\"b\":\"` + secret + `\"}"}`, `[{"role":"` + secret, `{"` + secret + `":[" {\"x\":\"\u0068unter2hunter2\"}"]}`,
+	} {
+		f.Add([]byte(s))
+	}
+	secrets := func(text string) (found []importer.Secret) {
+		if strings.Contains(text, secret) {
+			found = append(found, importer.Secret{Rule: "rule", Text: secret})
+		}
+		return found
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		convs, _, err := importer.Parse(ctx, "s.jsonl", slices.Clone(data), secrets)
+		plain, _, plainErr := importer.Parse(ctx, "s.jsonl", data, nil)
+		if err != nil || plainErr != nil {
+			t.Fatal(err, plainErr)
+		}
+		events, broken := 0, 0
+		for _, c := range convs {
+			for _, e := range c.Events {
+				if events++; bytes.Contains(e.Payload, []byte(secret)) {
+					t.Errorf("%s", e.Payload)
+				}
+				if e.Kind == importer.Unreadable {
+					broken++
+				}
+			}
+		}
+		for _, c := range plain {
+			for _, e := range c.Events {
+				if events--; e.Kind == importer.Unreadable {
+					broken--
+				}
+			}
+		}
+		if !bytes.Contains(data, []byte(secret)) && (events != 0 || broken > 0) {
+			t.Errorf("%d events more, %d of them broken", events, broken)
+		}
+	})
+}

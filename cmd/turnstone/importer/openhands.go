@@ -71,7 +71,7 @@ func (m *metrics) total(model string) (all []head.Usage) {
 	if all == nil && m.Accumulated != nil {
 		all = m.Accumulated.of(cmp.Or(model, m.Accumulated.Model))
 	}
-	if all = merge(all); len(all) > 0 {
+	if all = merge(all); len(all) == 1 {
 		all[0].Cost = max(all[0].Cost, uint64(m.Cost))
 	}
 	return all

@@ -18,71 +18,97 @@ type Secret struct {
 type Secrets func(text string) []Secret
 
 // redact replaces the secrets in a transcript, or in an object of it, each by the name of the rule that found it, and
-// counts them. Strings of JSON are read without their escape sequences; those without secrets stay byte for byte.
+// counts them. What has no secrets stays byte for byte.
 func (p *parser) redact(data []byte) []byte {
 	if p.secrets == nil {
 		return data
 	}
-	if valid(data) {
-		return p.redactStrings(data, 0)
+	if valid(bytes.TrimPrefix(data, []byte(mark))) {
+		return p.redactObject(data, true)
 	}
 	lines := bytes.SplitAfter(data, []byte("\n"))
 	for i, l := range lines {
-		if valid(l) {
-			lines[i] = p.redactStrings(l, 0)
-		} else { // It is torn, or was never JSON.
-			lines[i] = []byte(p.redactText(string(l), 0))
-		}
+		lines[i] = p.redactObject(l, valid(l))
 	}
 	return bytes.Join(lines, nil)
 }
 
-// redactStrings replaces the secrets in the strings of JSON.
-func (p *parser) redactStrings(data []byte, depth int) []byte {
+// Between stands between the values of an object in the text that is searched for its secrets.
+const Between = "\x00\n"
+
+// redactObject replaces the secrets in JSON, or in bytes that may be broken. Strings are read without their escape
+// sequences, and what is JSON in a string, such as the arguments of a tool, is read as well. All of them are searched
+// at once, as lines of NAME=VALUE, because many secrets are known by what stands beside them.
+func (p *parser) redactObject(data []byte, whole bool) []byte {
+	var text strings.Builder
+	gather(&text, data, 0)
+	found := p.secrets(text.String())
+	if !whole { // What looks like the space between strings may be a string.
+		for _, s := range p.secrets(string(data)) {
+			s.Text, _, _ = strings.Cut(s.Text, `"`)
+			s.Text, _, _ = strings.Cut(s.Text, `\`)
+			found = append(found, s)
+		}
+	}
+	found = slices.DeleteFunc(found, func(s Secret) bool { return s.Text == "" })
+	if len(found) == 0 {
+		return data
+	}
+	slices.SortStableFunc(found, func(a, b Secret) int { return cmp.Compare(len(b.Text), len(a.Text)) }) // One may be a part of another.
+	data = p.mask(data, found, 0)
+	if !whole {
+		data = []byte(p.replace(string(data), found))
+	}
+	return data
+}
+
+// maxInner is how deep JSON in strings of JSON is read.
+const maxInner = 4
+
+// inner reports whether a string is JSON itself.
+func inner(s string, depth int) bool {
+	t := strings.TrimSpace(s)
+	return depth < maxInner && t != "" && (t[0] == '{' || t[0] == '[') && valid([]byte(t))
+}
+
+// gather writes the strings of JSON as text.
+func gather(text *strings.Builder, data []byte, depth int) {
+	literals(data, func(_, end int, s string) {
+		switch after := bytes.TrimLeft(data[end:], " \t\r\n"); {
+		case inner(s, depth):
+			gather(text, []byte(s), depth+1)
+		case bytes.HasPrefix(after, []byte(":")):
+			text.WriteString(s + "=")
+		default:
+			text.WriteString(s + Between)
+		}
+	})
+}
+
+// mask replaces the secrets in the strings of JSON.
+func (p *parser) mask(data []byte, found []Secret, depth int) []byte {
 	var out []byte
 	done := 0
-	for at := bytes.IndexByte(data, '"'); at >= 0; {
-		end := at + 1
-		for data[end] != '"' {
-			if data[end] == '\\' {
-				end++
-			}
-			end++
+	literals(data, func(at, end int, s string) {
+		is := s
+		if inner(s, depth) {
+			is = string(p.mask([]byte(s), found, depth+1))
+		} else {
+			is = p.replace(s, found)
 		}
-		end++
-		var text string
-		if plain := data[at+1 : end-1]; bytes.IndexByte(plain, '\\') < 0 {
-			text = string(plain)
-		} else if json.Unmarshal(data[at:end], &text) != nil {
-			text = string(plain) // can't happen: it is valid JSON
-		}
-		if is := p.redactText(text, depth); is != text {
+		if is != s {
 			out = slices.Concat(out, data[done:at], marshal(is))
 			done = end
 		}
-		if at = bytes.IndexByte(data[end:], '"'); at >= 0 {
-			at += end
-		}
-	}
+	})
 	return append(out, data[done:]...)
 }
 
-// shortest is how long a text is that can be a secret.
-const shortest = 12
-
-// redactText replaces the secrets in a text, which may be JSON itself, as the arguments of tools are.
-func (p *parser) redactText(text string, depth int) string {
-	if len(text) < shortest {
-		return text
-	}
-	if depth < 3 && (text[0] == '{' || text[0] == '[') && valid([]byte(text)) {
-		return string(p.redactStrings([]byte(text), depth+1))
-	}
-	found := p.secrets(text)
-	slices.SortStableFunc(found, func(a, b Secret) int { return cmp.Compare(len(b.Text), len(a.Text)) }) // One may be a part of another.
+// replace replaces the secrets in a text.
+func (p *parser) replace(text string, found []Secret) string {
 	for _, s := range found {
 		n := strings.Count(text, s.Text)
-		if s.Text == "" || n == 0 {
+		if n == 0 {
 			continue
 		}
 		text = strings.ReplaceAll(text, s.Text, "[redacted: "+s.Rule+"]")
@@ -92,4 +118,34 @@ func (p *parser) redactText(text string, depth int) string {
 		p.redacted[s.Rule] += n
 	}
 	return text
+}
+
+// literals calls f with the strings of JSON, and where each begins and ends. In broken bytes the last one may have no
+// end, and is left out.
+func literals(data []byte, f func(at, end int, s string)) {
+	for at := 0; ; {
+		i := bytes.IndexByte(data[at:], '"')
+		if i < 0 {
+			return
+		}
+		at += i
+		end := at + 1
+		for end < len(data) && data[end] != '"' {
+			if data[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		if end++; end > len(data) {
+			return
+		}
+		var s string
+		if plain := data[at+1 : end-1]; bytes.IndexByte(plain, '\\') < 0 {
+			s = string(plain)
+		} else if json.Unmarshal(data[at:end], &s) != nil {
+			s = string(plain)
+		}
+		f(at, end, s)
+		at = end
+	}
 }

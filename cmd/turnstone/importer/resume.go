@@ -184,7 +184,7 @@ func Resume(format, home, id string, fork bool, r *Resumption) error {
 		objects = bytes.SplitAfter(r.Content, []byte("\n"))
 	}
 	moved := false
-	switch was := firstText(objects, back.cwd); {
+	switch was := strings.TrimRight(firstText(objects, back.cwd), `/\`); {
 	case r.Cwd == "" && filepath.IsAbs(was):
 		r.Cwd = was
 	case r.Cwd != "" && r.Cwd != was:
