@@ -22,9 +22,9 @@ with it: for Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot CLI and pi.
 The transcript is the one that was imported, byte for byte. --cwd says where the project
 is on this machine, if it is not where the transcript says; lines that name the project's
 directory, or one below it, name that one then. With --fork, with a fork of the session,
-or at a place (SESSION@REVISION or SESSION:NODE), the transcript is the path to there and
-what the agent noted beside it, under a new id, so that the agent keeps the other one; and
-each line says from which session it was copied.
+or at a place (--at and --leaf, or SESSION@REVISION and SESSION:NODE), the transcript is the
+path to there and what the agent noted beside it, under a new id, so that the agent keeps
+the other one; and each line says from which session it was copied.
 
 If the agent has a file of the session, that is what is written, and only if it is the
 beginning of the transcript: then the rest is added. Sub-agents can't be resumed, and are
@@ -33,25 +33,31 @@ not written with the session that called them.`
 func (a *app) resume() *cobra.Command {
 	var cwd string
 	var fork bool
+	var at showFlags
 	c := &cobra.Command{
 		Use:   "resume SESSION",
 		Short: "Give a session back to the agent that wrote it",
 		Long:  resumeHelp,
 		Args:  cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			return runResume(cmd, st, args[0], cwd, fork)
+			return runResume(cmd, st, args[0], cwd, fork, &at)
 		}),
 	}
 	c.Flags().StringVar(&cwd, "cwd", "", "the directory of the project on this machine")
 	c.Flags().BoolVar(&fork, "fork", false, "give the transcript a new id")
+	c.Flags().Uint64Var(&at.at, "at", 0, "go on from this revision")
+	c.Flags().StringVar(&at.leaf, "leaf", "", "go on from this node, given by its key or the beginning of its id")
 	a.complete(c)
 	return c
 }
 
-func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork bool) error {
+func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork bool, at *showFlags) error {
 	ctx := cmd.Context()
 	p, err := find(ctx, st, name)
 	if err != nil {
+		return err
+	}
+	if p.scope, err = at.scope(ctx, p); err != nil {
 		return err
 	}
 	info, err := p.Info(ctx)
@@ -87,7 +93,7 @@ func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork b
 			r.Cwd = real
 		}
 	}
-	fork = fork || forked || !p.bare
+	fork = fork || forked || p.scope.At > 0 || !p.scope.Leaf.IsZero()
 	var content bytes.Buffer
 	if err := p.writeTranscript(cmd, fork, format, &content); err != nil {
 		return err

@@ -80,7 +80,7 @@ func TestP24_ASessionGoesBackToItsAgent(t *testing.T) {
 				t.Errorf("%d %s", code, errs)
 			}
 			must(t, "fork", c.id, "other", "--store", store)
-			for _, place := range [][]string{{"other"}, {c.id, "--fork"}, {c.id + "@1"}} {
+			for _, place := range [][]string{{"other"}, {c.id, "--fork"}, {c.id + "@1"}, {c.id, "--at", "1"}} {
 				path, command := resume(t.TempDir(), place...)
 				fork := content(path)
 				id := command[strings.LastIndexByte(command, ' ')+1:]

@@ -65,24 +65,22 @@ func queryDatabase(ctx context.Context, path string, f func(context.Context, *sq
 }
 
 func queryOnce(ctx context.Context, path string, f func(context.Context, *sql.Tx) error) error {
-	absolute, err := filepath.Abs(path)
-	if err != nil {
-		return err
-	}
+	path = realPath(path) // SQLite's other files are beside the file that a link leads to.
 	before, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	open := "mode=ro&_pragma=busy_timeout(1000)&_pragma=query_only(1)"
 	alone := func() bool {
-		_, err := os.Stat(path + "-wal")
-		return errors.Is(err, fs.ErrNotExist)
+		_, wal := os.Stat(path + "-wal")
+		_, journal := os.Stat(path + "-journal")
+		return errors.Is(wal, fs.ErrNotExist) && errors.Is(journal, fs.ErrNotExist)
 	}
 	unlocked := alone()
 	if unlocked {
 		open += "&immutable=1"
 	}
-	db, err := sql.Open("sqlite3", (&url.URL{Scheme: "file", Path: filepath.ToSlash(absolute), RawQuery: open}).String())
+	db, err := sql.Open("sqlite3", (&url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: open}).String())
 	if err != nil {
 		return err
 	}

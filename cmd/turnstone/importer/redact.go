@@ -97,7 +97,7 @@ func (p *parser) mask(data []byte, found []Secret, depth int) []byte {
 			is = p.replace(s, found)
 		}
 		if is != s {
-			out = slices.Concat(out, data[done:at], marshal(is))
+			out = append(append(out, data[done:at]...), marshal(is)...)
 			done = end
 		}
 	})

@@ -158,10 +158,10 @@ const maxProject = 200
 // plainID is an id of a session that can be a name of a file.
 var plainID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
-// Resume makes of a transcript one that its agent can go on with. id is what the transcript names now, if it names one. If r.Cwd is
-// another directory than the transcript names, the objects that name that one, or one below it, name r.Cwd
-// instead. If fork is set, the transcript gets an id of its own, so that the agent keeps the session that it came
-// from, and each object says from which session it was copied. Otherwise, and if the directories are the same, the
+// Resume makes of a transcript one that its agent can go on with. id is what the transcript names now, or empty if it
+// names none. If r.Cwd is another directory than the transcript names, the objects that name that one, or one below it,
+// name r.Cwd instead. If fork is set, the transcript gets an id of its own, so that the agent keeps the session that it
+// came from, and each object says from which session it was copied. Otherwise, and if the directories are the same, the
 // content stays byte for byte; and if the agent has a file of the session, that is its place. home is the user's home
 // directory.
 func Resume(format, home, id string, fork bool, r *Resumption) error {
@@ -288,7 +288,7 @@ func copiedFrom(object []byte, whole bool, session string) []byte {
 	}
 	out, end := []byte(nil), 0
 	gjson.GetBytes(object, "messages").ForEach(func(_, v gjson.Result) bool {
-		out = slices.Concat(out, object[end:v.Index], copiedFrom([]byte(v.Raw), false, session))
+		out = append(append(out, object[end:v.Index]...), copiedFrom([]byte(v.Raw), false, session)...)
 		end = v.Index + len(v.Raw)
 		return true
 	})
