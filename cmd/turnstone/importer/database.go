@@ -3,7 +3,6 @@ package importer
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/ncruces/go-sqlite3"
-	_ "github.com/ncruces/go-sqlite3/driver" // registers "sqlite3"
 	"github.com/tidwall/gjson"
 )
 
@@ -51,10 +49,10 @@ var errChanged = errors.New("the database was changed while it was read")
 // maxQuery is how long all queries of a database may take at once.
 const maxQuery = time.Minute
 
-// queryDatabase calls f with a transaction that reads a database, beside the agent that writes it. A database that no
+// queryDatabase calls f with a connection that reads a database in one transaction, beside the agent that writes it. A database that no
 // other process has open is read without locks, because the files that SQLite makes for these would be in the way of
 // an agent of another user.
-func queryDatabase(ctx context.Context, path string, f func(context.Context, *sql.Tx) error) error {
+func queryDatabase(ctx context.Context, path string, f func(*sqlite3.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, maxQuery)
 	defer cancel()
 	err := errChanged
@@ -64,7 +62,7 @@ func queryDatabase(ctx context.Context, path string, f func(context.Context, *sq
 	return err
 }
 
-func queryOnce(ctx context.Context, path string, f func(context.Context, *sql.Tx) error) error {
+func queryOnce(ctx context.Context, path string, f func(*sqlite3.Conn) error) error {
 	path = realPath(path) // SQLite's other files are beside the file that a link leads to.
 	before, err := os.Stat(path)
 	if err != nil {
@@ -80,18 +78,15 @@ func queryOnce(ctx context.Context, path string, f func(context.Context, *sql.Tx
 	if unlocked {
 		open += "&immutable=1"
 	}
-	db, err := sql.Open("sqlite3", (&url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: open}).String())
+	db, err := sqlite3.OpenContext(ctx, (&url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: open}).String())
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	db.SetMaxOpenConns(1)
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true}) // so that all is of one time
-	if err != nil {
-		return err
+	db.SetInterrupt(ctx)
+	if err = db.Exec("BEGIN"); err == nil { // so that all is of one time
+		err = f(db)
 	}
-	defer func() { _ = tx.Rollback() }() // It changes nothing.
-	err = f(ctx, tx)
 	if after, e := os.Stat(path); unlocked && (e != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) || !alone()) {
 		return errChanged
 	}
@@ -106,25 +101,27 @@ func isBusy(err error) bool {
 // sessionsIn returns the sessions of a database. The version of one is how many messages and parts it has, the last
 // ones of these, and when they were changed last.
 func sessionsIn(ctx context.Context, path string) (all []Source, err error) {
-	err = queryDatabase(ctx, path, func(ctx context.Context, tx *sql.Tx) error {
+	err = queryDatabase(ctx, path, func(db *sqlite3.Conn) error {
 		all = nil
-		var tables int
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('session', 'message', 'part')`).Scan(&tables); err != nil {
-			return err
+		tables := 0
+		err := each(db, `SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('session', 'message', 'part')`, func(*sqlite3.Stmt) { tables++ })
+		if err == nil && tables < 3 {
+			err = errors.New("is no database of OpenCode")
 		}
-		if tables < 3 {
-			return errors.New("is no database of OpenCode")
+		if err != nil {
+			return err
 		}
 		last := map[string]string{}
 		for _, table := range []string{"message", "part"} {
-			err := each(ctx, tx, `SELECT session_id, count(*) || ' ' || coalesce(max(time_updated), '') || ' ' || coalesce(max(id), ''), '' FROM `+table+` GROUP BY session_id`, func(id, version, _ string) {
-				last[id] += " " + version
+			err := each(db, `SELECT session_id, count(*) || ' ' || coalesce(max(time_updated), '') || ' ' || coalesce(max(id), '') FROM `+table+` GROUP BY session_id`, func(row *sqlite3.Stmt) {
+				last[row.ColumnText(0)] += " " + row.ColumnText(1)
 			})
 			if err != nil {
 				return err
 			}
 		}
-		return each(ctx, tx, `SELECT id, time_updated, '' FROM session ORDER BY id`, func(id, updated, _ string) {
+		return each(db, `SELECT id, time_updated FROM session ORDER BY id`, func(row *sqlite3.Stmt) {
+			id, updated := row.ColumnText(0), row.ColumnText(1)
 			if id != filepath.Base(id) || id == ".." || id == "." || strings.ContainsAny(id, `/\`) {
 				return // It is none of OpenCode's.
 			}
@@ -137,10 +134,10 @@ func sessionsIn(ctx context.Context, path string) (all []Source, err error) {
 
 // parseSession reads a session of a database.
 func (p *parser) parseSession(ctx context.Context, database, session string) error {
-	return queryDatabase(ctx, database, func(ctx context.Context, tx *sql.Tx) error { return p.sessionIn(ctx, tx, session) })
+	return queryDatabase(ctx, database, func(db *sqlite3.Conn) error { return p.sessionIn(db, session) })
 }
 
-func (p *parser) sessionIn(ctx context.Context, tx *sql.Tx, session string) error {
+func (p *parser) sessionIn(db *sqlite3.Conn, session string) error {
 	p.out, p.bad, p.redacted = nil, nil, nil // Of a try before this one.
 	var all []*entry
 	add := func(key string, raw []byte) bool {
@@ -154,7 +151,7 @@ func (p *parser) sessionIn(ctx context.Context, tx *sql.Tx, session string) erro
 		all = append(all, e)
 		return true
 	}
-	row, err := rowOf(ctx, tx, session)
+	row, err := rowOf(db, session)
 	if err != nil {
 		return err
 	}
@@ -172,14 +169,16 @@ func (p *parser) sessionIn(ctx context.Context, tx *sql.Tx, session string) erro
 		return []byte("{" + fields.String() + body)
 	}
 	parts := map[string][][2]string{} // of messages
-	err = each(ctx, tx, `SELECT message_id, id, data FROM part WHERE session_id = ? ORDER BY message_id, id`, func(message, id, data string) {
-		parts[message] = append(parts[message], [2]string{id, data})
+	err = each(db, `SELECT message_id, id, data FROM part WHERE session_id = ? ORDER BY message_id, id`, func(row *sqlite3.Stmt) {
+		message := row.ColumnText(0)
+		parts[message] = append(parts[message], [2]string{row.ColumnText(1), row.ColumnText(2)})
 	}, session)
 	if err != nil {
 		return err
 	}
-	err = each(ctx, tx, `SELECT '', id, data FROM message WHERE session_id = ? ORDER BY id`, func(_, message, data string) {
-		if !add("message/"+session+"/"+message+".json", object(data, "id", message, "sessionID", session)) {
+	err = each(db, `SELECT id, data FROM message WHERE session_id = ? ORDER BY id`, func(row *sqlite3.Stmt) {
+		message := row.ColumnText(0)
+		if !add("message/"+session+"/"+message+".json", object(row.ColumnText(1), "id", message, "sessionID", session)) {
 			return
 		}
 		said := all[len(all)-1].kind
@@ -195,21 +194,22 @@ func (p *parser) sessionIn(ctx context.Context, tx *sql.Tx, session string) erro
 	return err
 }
 
-// each calls f with the rows of a query, which have three columns. What is no text is taken as one, and null as none.
-func each(ctx context.Context, tx *sql.Tx, query string, f func(a, b, c string), args ...any) error {
-	rows, err := tx.QueryContext(ctx, query, args...)
+// each calls f with each row of a query. Values of another type are text as well, and null is none.
+func each(db *sqlite3.Conn, query string, f func(row *sqlite3.Stmt), args ...string) error {
+	stmt, _, err := db.Prepare(query)
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var row [3]sql.NullString
-		if err := rows.Scan(&row[0], &row[1], &row[2]); err != nil {
+	defer stmt.Close()
+	for i, arg := range args {
+		if err := stmt.BindText(i+1, arg); err != nil {
 			return err
 		}
-		f(row[0].String, row[1].String, row[2].String)
 	}
-	return rows.Err()
+	for stmt.Step() {
+		f(stmt)
+	}
+	return stmt.Err()
 }
 
 // sessionFields are the fields of a session in OpenCode's files, by the columns of its table.
@@ -217,41 +217,36 @@ var sessionFields = map[string]string{"project_id": "projectID", "parent_id": "p
 
 // rowOf returns the row of a session as the object that OpenCode's file of a session had. Other columns keep their
 // names; those that are not set are left out.
-func rowOf(ctx context.Context, tx *sql.Tx, session string) ([]byte, error) {
-	rows, err := tx.QueryContext(ctx, `SELECT * FROM session WHERE id = ?`, session)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	names, err := rows.Columns()
-	if err != nil {
-		return nil, err
-	}
-	if !rows.Next() {
-		return nil, cmp.Or(rows.Err(), fmt.Errorf("the database has no session %q", session))
-	}
-	values := make([]any, len(names))
-	for i := range values {
-		values[i] = new(any)
-	}
-	if err := rows.Scan(values...); err != nil {
-		return nil, err
-	}
-	fields, times := map[string]any{}, map[string]any{}
-	for i, name := range names {
-		v := *values[i].(*any)
-		switch text, isText := v.(string); {
-		case v == nil:
-			continue
-		case isText && (strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) && valid([]byte(text)):
-			v = json.RawMessage(text)
+func rowOf(db *sqlite3.Conn, session string) (object []byte, err error) {
+	err = each(db, `SELECT * FROM session WHERE id = ?`, func(row *sqlite3.Stmt) {
+		fields, times := map[string]any{}, map[string]any{}
+		for i := range row.ColumnCount() {
+			var v any
+			switch row.ColumnType(i) {
+			case sqlite3.NULL:
+				continue
+			case sqlite3.INTEGER:
+				v = row.ColumnInt64(i)
+			case sqlite3.FLOAT:
+				v = row.ColumnFloat(i)
+			default:
+				text := row.ColumnText(i)
+				if v = text; (strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) && valid([]byte(text)) {
+					v = json.RawMessage(text)
+				}
+			}
+			name := row.ColumnName(i)
+			if of, ok := strings.CutPrefix(name, "time_"); ok {
+				times[of] = v
+			} else {
+				fields[cmp.Or(sessionFields[name], name)] = v
+			}
 		}
-		if of, ok := strings.CutPrefix(name, "time_"); ok {
-			times[of] = v
-		} else {
-			fields[cmp.Or(sessionFields[name], name)] = v
-		}
+		fields["time"] = times
+		object = marshal(fields)
+	}, session)
+	if err == nil && object == nil {
+		err = fmt.Errorf("the database has no session %q", session)
 	}
-	fields["time"] = times
-	return marshal(fields), rows.Err()
+	return object, err
 }
