@@ -64,8 +64,9 @@ func (r Reader) Index(ctx context.Context, inc head.Incarnation, last head.Revis
 func (ix *Index) keep(r Reader) {
 	ix.mu.Lock()
 	ix.counted = len(ix.loose.entries)
+	size := min(512+looseBytes*ix.counted, mostCounted)
 	ix.mu.Unlock()
-	r.Indexes.Put(ix.inc, ix, min(512+looseBytes*ix.counted, mostCounted))
+	r.Indexes.Put(ix.inc, ix, size)
 }
 
 // Begin puts the index of a new session into the cache.

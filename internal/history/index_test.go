@@ -5,11 +5,13 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -111,5 +113,34 @@ func TestAnIndexThatCannotBeReadAnewStaysAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.fail = nil
+	mustFind(t, r, ix, all)
+}
+
+// An index may grow for several readers at once, each of which tells the cache its size.
+func TestAnIndexThatGrowsForManyAtOnceIsKept(t *testing.T) {
+	const n = 2000
+	all, states := historyOf(t, n)
+	r := stored(t, all, states)
+	begun := head.Life{State: head.Live}
+	set(t, r.Engine, [][]byte{space.Life(inc)}, [][]byte{begun.Encode(space.Life(inc))}, nil)
+	for range 5 {
+		r.Indexes = history.NewIndexes(cache.NewBudget(1 << 20))
+		r.Begin(inc)
+		var readers sync.WaitGroup
+		for i := range 8 {
+			readers.Go(func() {
+				for last := 10 + i; last <= n; last *= 2 {
+					if _, err := r.Index(ctx, inc, head.Revision(last)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		readers.Wait()
+	}
+	ix, err := r.Index(ctx, inc, n)
+	if err != nil {
+		t.Fatal(err)
+	}
 	mustFind(t, r, ix, all)
 }
