@@ -201,7 +201,7 @@ func claudeUsage(t *testing.T, dir string, st *turnstone.Store) {
 	}
 	for _, i := range page.Sessions {
 		for _, u := range i.Usage {
-			stored += u.Input + u.Output + u.CacheWrite + u.CachedInput
+			stored += u.Input + u.Output
 		}
 	}
 	ratio := float64(naive) / float64(stored)
