@@ -294,7 +294,7 @@ func TestGrowingPrompts(t *testing.T) {
 		}
 		every := blobs(only)
 		alone := only
-		alone.Events = []importer.Event{{Kind: "assistant", Checkpoint: map[string][]byte{"prompt": last}}}
+		alone.Events = []importer.Event{{Kind: "assistant", Before: -1, Checkpoint: map[string][]byte{"prompt": last}}}
 		one := blobs(alone)
 		ratio := float64(every) / float64(one)
 		t.Logf("%s: %d versions take %d bytes, the last alone %d: %.2f times", filepath.Base(f), versions, every, one, ratio)
