@@ -95,10 +95,10 @@ type Part struct {
 	Whole Revision `json:"whole"`
 }
 
-// Usage counts the tokens of one model, and what they cost. The store only adds the numbers up. The comments say
-// what hosts should put in them, so that those of different hosts can be compared: Input and Output have all tokens
-// there were, and the other three say how many of them were of a sort. Providers that report cached or reasoning
-// tokens beside the others, as Anthropic and Google do, have to be added up first.
+// Usage counts the tokens of one model, and what they cost. The store only adds the numbers up. So that those of
+// different hosts can be compared, Input and Output should have all tokens there were, and the other three say how many
+// of them were of a sort. Anthropic reports cached tokens beside the input, and Google thoughts beside the output: a
+// host adds these first.
 type Usage struct {
 	Model       string `json:"model"`
 	Input       uint64 `json:"input,omitzero"`       // all tokens of prompts

@@ -76,6 +76,8 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "none of the others can be", "log chat --graph --json"},
 		{exitUsage, "unknown store URL", "sessions --store foo:/tmp/x"},
 		{exitUsage, "must not be negative", "log chat -n -1"},
+		{exitUsage, "must not be negative", "show chat --last -1"},
+		{exitUsage, "a revision or a node already", "show chat@1 --at 1"},
 		{exitUsage, "must not be negative", "sessions --limit -1"},
 		{exitUsage, "--last", "prune"},
 		{exitNotFound, "no store at", "sessions --store " + t.TempDir()},

@@ -21,9 +21,10 @@ import (
 )
 
 const followHelp = `Import the sessions of the agents on this machine, and then what they write, within a
-second (what OpenCode writes: within --poll). The command knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot
-CLI, Cursor, OpenCode, Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER…
-names others instead.
+second (what OpenCode writes to files, not to its database: within --poll). The command
+knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot CLI, Cursor, OpenCode,
+Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER… names others instead,
+or a database of OpenCode.
 
 A file that has grown adds to its session, one that was rewritten becomes a branch of
 it, and a deleted one stays in the store. The command may be stopped at any time, and

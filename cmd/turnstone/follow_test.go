@@ -150,6 +150,10 @@ func TestP20_FollowReadsOnlyWhatHasChanged(t *testing.T) {
 		if out := must(t, "follow", "--once", dir, "--store", store); out != "" {
 			t.Errorf("%s", out)
 		}
+		all, noted := must(t, "records", "--store", store), must(t, "records", "--prefix", "import.", "--store", store)
+		if strings.Contains(all, "import.file/") || strings.Count(noted, "import.file/") != 2 {
+			t.Errorf("%s%s", all, noted)
+		}
 		if out := must(t, "status", dir, "--store", store, "--json"); !strings.Contains(out, `"files":2,"stored":2`) {
 			t.Errorf("%s", out)
 		}

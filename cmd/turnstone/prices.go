@@ -14,9 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// pricesJSON are the list prices that the providers had in November 2026, for requests of ordinary length and speed,
-// of the models that coding agents use. It is a part of what LiteLLM's model_prices_and_context_window.json has, in
-// the same form.
+// pricesJSON has the list prices of autumn 2026 of the models that coding agents use, for requests of ordinary length
+// and speed. Its form is that of model_prices_and_context_window.json, which LiteLLM keeps.
 //
 //go:embed prices.json
 var pricesJSON []byte
@@ -24,7 +23,7 @@ var pricesJSON []byte
 // pricesVariable names a file with the prices of models.
 const pricesVariable = "TURNSTONE_PRICES"
 
-// A price is what the tokens of a model cost, in US dollars for each.
+// A price is what one token of a model costs, in US dollars.
 type price struct {
 	Input      float64 `json:"input_cost_per_token"`
 	Output     float64 `json:"output_cost_per_token"`
@@ -82,7 +81,7 @@ func parsePrices(data []byte, path string) (prices, error) {
 	return p, nil
 }
 
-// dated matches what a model's name has behind the model: a date, a version of the provider, the size of a window.
+// dated matches the end of a model's name that other names of the same model lack: a date, a version, the size of a window.
 var dated = regexp.MustCompile(`([-@]([0-9]{8}|[0-9]{4}-[0-9]{2}-[0-9]{2}|latest|default))?(-v[0-9]+(:[0-9]+)?)?(\[[0-9]+[mk]\])?(:[a-z]+)?$`)
 
 // plainModel returns a model's name without its provider, region and date, and with dashes for dots: agents write
@@ -105,7 +104,8 @@ func (p prices) cost(u *head.Usage) (uint64, bool) {
 	if !ok {
 		one, ok = p[plainModel(u.Model)]
 	}
-	// Tokens of the cache are a part of the input. Where they have no price of their own, they cost as much as the rest.
+	// Tokens that were read from the cache, or written to it, are a part of the input. If a table has no price of their
+	// own, they cost as much as the rest.
 	read := min(u.CachedInput, u.Input)
 	write := min(u.CacheWrite, u.Input-read)
 	if one.CacheRead == 0 {
@@ -118,7 +118,7 @@ func (p prices) cost(u *head.Usage) (uint64, bool) {
 	return uint64(math.Round(min(dollars*1e9, math.MaxInt64))), ok
 }
 
-// dollars returns a cost in dollars, with the digits that a person would give.
+// dollars returns a cost in dollars with two decimal places, or with up to six if it is less than a cent.
 func dollars(cost uint64) string {
 	if cost > 0 && cost < 1e7 {
 		return strings.TrimRight(fmt.Sprintf("%.6f", float64(max(cost, 1e3))/1e9), "0")

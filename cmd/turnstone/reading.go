@@ -214,8 +214,8 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	in := r.cmd.InOrStdin()
 	name := path
 	switch {
-	case importer.InDatabase(path) || importer.IsDatabase(path):
-		return importer.Parse(r.cmd.Context(), path, nil, r.secrets)
+	case importer.IsInDatabase(path):
+		return importer.ParseDatabase(r.cmd.Context(), path, r.secrets)
 	case path == "-":
 		name = "stdin"
 	default:

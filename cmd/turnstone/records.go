@@ -20,7 +20,6 @@ type recordsFlags struct {
 	prefix  string
 	limit   int
 	asLines bool
-	unasked bool // all records are to be listed, of all sessions
 }
 
 func (a *app) records() *cobra.Command {
@@ -80,8 +79,10 @@ func (f *recordsFlags) value(cmd *cobra.Command, st *turnstone.Store, id, key st
 
 // run lists what args name: all records, those of a session, or one.
 func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []string) error {
-	list := st.Records
-	f.unasked = len(args) == 0 && f.prefix == ""
+	list, hidden := st.Records, ""
+	if len(args) == 0 && f.prefix == "" {
+		hidden = importer.SeenPrefix
+	}
 	if len(args) > 0 {
 		s, err := session(cmd.Context(), st, args[0])
 		if err != nil {
@@ -107,7 +108,7 @@ func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []strin
 			return asJSON(out, recordLineOf(r))
 		}, func() error { return nil }
 	}
-	more, err := f.each(cmd.Context(), list, print)
+	more, err := f.each(cmd.Context(), list, hidden, print)
 	if err := errors.Join(err, end(), out.Flush()); err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []strin
 	return nil
 }
 
-// each calls print with the records that list returns, up to the limit. more reports whether there are others.
-func (f *recordsFlags) each(ctx context.Context, list func(context.Context, turnstone.RecordQuery) (turnstone.RecordPage, error), print func(*turnstone.Record) error) (more bool, err error) {
+// each calls print with the records that list returns, up to the limit, except those whose key begins with hidden. more reports whether there are others.
+func (f *recordsFlags) each(ctx context.Context, list func(context.Context, turnstone.RecordQuery) (turnstone.RecordPage, error), hidden string, print func(*turnstone.Record) error) (more bool, err error) {
 	q := turnstone.RecordQuery{Prefix: f.prefix}
 	for n := 0; ; {
 		page, err := list(ctx, q)
@@ -126,7 +127,7 @@ func (f *recordsFlags) each(ctx context.Context, list func(context.Context, turn
 			return false, err
 		}
 		for i := range page.Records {
-			if f.unasked && strings.HasPrefix(page.Records[i].Key, importer.SeenPrefix) {
+			if hidden != "" && strings.HasPrefix(page.Records[i].Key, hidden) {
 				continue
 			}
 			if f.limit > 0 && n == f.limit {

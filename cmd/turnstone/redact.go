@@ -5,7 +5,6 @@ import (
 	"net/url"
 	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/google/osv-scalibr/veles"
@@ -73,92 +72,92 @@ import (
 const redactHelp = "keep passwords, keys and tokens out: those that the detectors of OSV-SCALIBR find are replaced by what they are, and counted; a transcript with any is not exported byte for byte, and what is stored already stays"
 
 // detectors find the secrets of services that have a form of their own. Those that are slow, or that take other text for
-// secrets, are asked only about texts that have one of the words, in small letters.
+// secrets, search only a text that has one of the words, in small letters.
 var detectors = []struct {
 	veles.Detector
-	words []string
+	words string
 }{
-	{anthropicapikey.NewDetector(), nil},
-	{awsaccesskey.NewDetector(), strings.Fields("akia asia")},
-	{azurestorageaccountaccesskey.NewDetector(), strings.Fields("azure storage")},
-	{azuretoken.NewDetector(), nil},
-	{bitwardenoauth2access.NewDetector(), nil},
-	{circleci.NewPersonalAccessTokenDetector(), nil},
-	{circleci.NewProjectTokenDetector(), nil},
-	{cloudflareapitoken.NewDetector(), strings.Fields("cloudflare cf")},
-	{cratesioapitoken.NewDetector(), strings.Fields("cio")},
-	{cursorapikey.NewDetector(), strings.Fields("key_")},
-	{denopat.NewOrgTokenDetector(), nil},
-	{denopat.NewUserTokenDetector(), nil},
-	{digitaloceanapikey.NewDetector(), nil},
-	{discordbottoken.NewDetector(), strings.Fields("discord")},
-	{dockerhubpat.NewDetector(), strings.Fields("dckr_pat_")},
-	{elasticcloudapikey.NewDetector(), nil},
-	{gcpapikey.NewDetector(), nil},
-	{gcpexpressmode.NewDetector(), nil},
-	{gcpoauth2access.NewDetector(), strings.Fields("ya29.")},
-	{gcpoauth2client.NewDetector(), strings.Fields("googleusercontent gocspx-")},
-	{gcshmackey.NewDetector(), nil},
-	{bitbucket.NewDetector(), strings.Fields("bitbucket.org/")},
-	{codecatalyst.NewDetector(), strings.Fields("codecatalyst.aws/")},
-	{codecommit.NewDetector(), nil},
-	{github.NewAppRefreshTokenDetector(), nil},
-	{github.NewAppS2STokenDetector(), nil},
-	{github.NewAppU2SDetector(), nil},
-	{github.NewClassicPATDetector(), nil},
-	{github.NewFineGrainedPATDetector(), nil},
-	{github.NewOAuthTokenDetector(), nil},
-	{gitlabpat.NewDetector(), nil},
-	{grokxaiapikey.NewAPIKeyDetector(), nil},
-	{grokxaiapikey.NewManagementKeyDetector(), nil},
-	{hashicorpvault.NewAppRoleDetector(), strings.Fields("role_id role-id roleid secret_id secret-id secretid")},
-	{hashicorpvault.NewTokenDetector(), strings.Fields("vault hvs. hvb.")},
-	{hcp.NewAccessTokenDetector(), nil},
-	{hcp.NewPairDetector(), strings.Fields("hcp_client")},
-	{herokuplatformkey.NewSecretKeyDetector(), strings.Fields("hrku-")},
-	{huggingfaceapikey.NewDetector(), nil},
-	{jwt.NewDetector(), nil},
-	{mistralapikey.NewDetector(), strings.Fields("mistral")},
-	{npmjsaccesstoken.NewDetector(), nil},
-	{onepasswordkeys.NewRecoveryTokenDetector(), nil},
-	{onepasswordkeys.NewSecretKeyDetector(), nil},
-	{onepasswordkeys.NewServiceTokenDetector(), nil},
-	{openai.NewDetector(), nil},
-	{openrouter.NewDetector(), nil},
-	{packagist.NewAPISecretDetector(), nil},
-	{packagist.NewConductorUpdateTokenDetector(), nil},
-	{packagist.NewOrgReadTokenDetector(), nil},
-	{packagist.NewOrgUpdateTokenDetector(), nil},
-	{packagist.NewUserUpdateTokenDetector(), strings.Fields("packagist_")},
-	{paystacksecretkey.NewSecretKeyDetector(), strings.Fields("sk_")},
-	{perplexityapikey.NewDetector(), nil},
-	{postmanapikey.NewAPIKeyDetector(), nil},
-	{postmanapikey.NewCollectionTokenDetector(), nil},
-	{pypiapitoken.NewDetector(), nil},
-	{pyxkeyv1.NewDetector(), nil},
-	{pyxkeyv2.NewDetector(), nil},
-	{recaptchakey.NewDetector(), strings.Fields("captcha")},
-	{rubygemsapikey.NewDetector(), nil},
-	{salesforceoauth2access.NewDetector(), strings.Fields("00d")},
-	{salesforceoauth2client.NewDetector(), strings.Fields("3mvg")},
-	{salesforceoauth2jwt.NewDetector(), strings.Fields("3mvg")},
-	{salesforceoauth2refresh.NewDetector(), strings.Fields("3mvg")},
-	{sendgrid.NewDetector(), nil},
-	{slacktoken.NewAppConfigAccessTokenDetector(), nil},
-	{slacktoken.NewAppConfigRefreshTokenDetector(), nil},
-	{slacktoken.NewAppLevelTokenDetector(), nil},
-	{squareapikey.NewOAuthApplicationSecretDetector(), nil},
-	{squareapikey.NewPersonalAccessTokenDetector(), nil},
-	{stripeapikeys.NewRestrictedKeyDetector(), nil},
-	{stripeapikeys.NewSecretKeyDetector(), nil},
-	{stripeapikeys.NewWebhookSecretDetector(), nil},
-	{supabase.NewPATDetector(), nil},
-	{supabase.NewProjectSecretKeyDetector(), nil},
-	{supabase.NewServiceRoleJWTDetector(), nil},
-	{telegrambotapitoken.NewDetector(), strings.Fields("telegram tgram")},
-	{tinkkeyset.NewDetector(), strings.Fields("primarykeyid")},
-	{urlcreds.NewDetector(), strings.Fields("://")},
-	{vapid.NewDetector(), strings.Fields("vapid")},
+	{anthropicapikey.NewDetector(), ""},
+	{awsaccesskey.NewDetector(), "akia asia"},
+	{azurestorageaccountaccesskey.NewDetector(), "azure storage"},
+	{azuretoken.NewDetector(), ""},
+	{bitwardenoauth2access.NewDetector(), ""},
+	{circleci.NewPersonalAccessTokenDetector(), ""},
+	{circleci.NewProjectTokenDetector(), ""},
+	{cloudflareapitoken.NewDetector(), "cloudflare cf"},
+	{cratesioapitoken.NewDetector(), "cio"},
+	{cursorapikey.NewDetector(), "key_"},
+	{denopat.NewOrgTokenDetector(), ""},
+	{denopat.NewUserTokenDetector(), ""},
+	{digitaloceanapikey.NewDetector(), ""},
+	{discordbottoken.NewDetector(), "discord"},
+	{dockerhubpat.NewDetector(), "dckr_pat_"},
+	{elasticcloudapikey.NewDetector(), ""},
+	{gcpapikey.NewDetector(), ""},
+	{gcpexpressmode.NewDetector(), ""},
+	{gcpoauth2access.NewDetector(), "ya29."},
+	{gcpoauth2client.NewDetector(), "googleusercontent gocspx-"},
+	{gcshmackey.NewDetector(), ""},
+	{bitbucket.NewDetector(), "bitbucket.org/"},
+	{codecatalyst.NewDetector(), "codecatalyst.aws/"},
+	{codecommit.NewDetector(), ""},
+	{github.NewAppRefreshTokenDetector(), ""},
+	{github.NewAppS2STokenDetector(), ""},
+	{github.NewAppU2SDetector(), ""},
+	{github.NewClassicPATDetector(), ""},
+	{github.NewFineGrainedPATDetector(), ""},
+	{github.NewOAuthTokenDetector(), ""},
+	{gitlabpat.NewDetector(), ""},
+	{grokxaiapikey.NewAPIKeyDetector(), ""},
+	{grokxaiapikey.NewManagementKeyDetector(), ""},
+	{hashicorpvault.NewAppRoleDetector(), "role_id role-id roleid secret_id secret-id secretid"},
+	{hashicorpvault.NewTokenDetector(), "vault hvs. hvb."},
+	{hcp.NewAccessTokenDetector(), ""},
+	{hcp.NewPairDetector(), "hcp_client"},
+	{herokuplatformkey.NewSecretKeyDetector(), "hrku-"},
+	{huggingfaceapikey.NewDetector(), ""},
+	{jwt.NewDetector(), ""},
+	{mistralapikey.NewDetector(), "mistral"},
+	{npmjsaccesstoken.NewDetector(), ""},
+	{onepasswordkeys.NewRecoveryTokenDetector(), ""},
+	{onepasswordkeys.NewSecretKeyDetector(), ""},
+	{onepasswordkeys.NewServiceTokenDetector(), ""},
+	{openai.NewDetector(), ""},
+	{openrouter.NewDetector(), ""},
+	{packagist.NewAPISecretDetector(), ""},
+	{packagist.NewConductorUpdateTokenDetector(), ""},
+	{packagist.NewOrgReadTokenDetector(), ""},
+	{packagist.NewOrgUpdateTokenDetector(), ""},
+	{packagist.NewUserUpdateTokenDetector(), "packagist_"},
+	{paystacksecretkey.NewSecretKeyDetector(), "sk_"},
+	{perplexityapikey.NewDetector(), ""},
+	{postmanapikey.NewAPIKeyDetector(), ""},
+	{postmanapikey.NewCollectionTokenDetector(), ""},
+	{pypiapitoken.NewDetector(), ""},
+	{pyxkeyv1.NewDetector(), ""},
+	{pyxkeyv2.NewDetector(), ""},
+	{recaptchakey.NewDetector(), "captcha"},
+	{rubygemsapikey.NewDetector(), ""},
+	{salesforceoauth2access.NewDetector(), "00d"},
+	{salesforceoauth2client.NewDetector(), "3mvg"},
+	{salesforceoauth2jwt.NewDetector(), "3mvg"},
+	{salesforceoauth2refresh.NewDetector(), "3mvg"},
+	{sendgrid.NewDetector(), ""},
+	{slacktoken.NewAppConfigAccessTokenDetector(), ""},
+	{slacktoken.NewAppConfigRefreshTokenDetector(), ""},
+	{slacktoken.NewAppLevelTokenDetector(), ""},
+	{squareapikey.NewOAuthApplicationSecretDetector(), ""},
+	{squareapikey.NewPersonalAccessTokenDetector(), ""},
+	{stripeapikeys.NewRestrictedKeyDetector(), ""},
+	{stripeapikeys.NewSecretKeyDetector(), ""},
+	{stripeapikeys.NewWebhookSecretDetector(), ""},
+	{supabase.NewPATDetector(), ""},
+	{supabase.NewProjectSecretKeyDetector(), ""},
+	{supabase.NewServiceRoleJWTDetector(), ""},
+	{telegrambotapitoken.NewDetector(), "telegram tgram"},
+	{tinkkeyset.NewDetector(), "primarykeyid"},
+	{urlcreds.NewDetector(), "://"},
+	{vapid.NewDetector(), "vapid"},
 }
 
 // secrets returns what finds secrets, or nil if redact is not set.
@@ -181,7 +180,7 @@ func findSecrets(text string) (found []importer.Secret) {
 		}
 	}
 	for _, d := range detectors {
-		if d.words != nil && !slices.ContainsFunc(d.words, func(w string) bool { return strings.Contains(small, w) }) {
+		if d.words != "" && !hasOne(small, d.words) {
 			continue
 		}
 		all, at := d.Detect(data)
@@ -190,6 +189,16 @@ func findSecrets(text string) (found []importer.Secret) {
 		}
 	}
 	return found
+}
+
+// hasOne reports whether a text has one of the words.
+func hasOne(text, words string) bool {
+	for w := range strings.FieldsSeq(words) {
+		if strings.Contains(text, w) {
+			return true
+		}
+	}
+	return false
 }
 
 // secretTexts returns what is secret in the fields of a secret, if it is in the text. Of the address of a server that is

@@ -33,7 +33,7 @@ not written with the session that called them.`
 func (a *app) resume() *cobra.Command {
 	var cwd string
 	var fork bool
-	var at showFlags
+	var at placeFlags
 	c := &cobra.Command{
 		Use:   "resume SESSION",
 		Short: "Give a session back to the agent that wrote it",
@@ -45,13 +45,12 @@ func (a *app) resume() *cobra.Command {
 	}
 	c.Flags().StringVar(&cwd, "cwd", "", "the directory of the project on this machine")
 	c.Flags().BoolVar(&fork, "fork", false, "give the transcript a new id")
-	c.Flags().Uint64Var(&at.at, "at", 0, "go on from this revision")
-	c.Flags().StringVar(&at.leaf, "leaf", "", "go on from this node, given by its key or the beginning of its id")
+	at.add(c, "give back the path")
 	a.complete(c)
 	return c
 }
 
-func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork bool, at *showFlags) error {
+func runResume(cmd *cobra.Command, st *turnstone.Store, name, cwd string, fork bool, at *placeFlags) error {
 	ctx := cmd.Context()
 	p, err := find(ctx, st, name)
 	if err != nil {

@@ -109,6 +109,12 @@ func TestP24_WhatHasNoAgentIsRefused(t *testing.T) {
 			t.Errorf("%s: %d %s%s", id, code, out, errs)
 		}
 	}
+	if code, _, errs := status(t, agents(t.TempDir()), "resume", "nowhere", "--cwd", "/"+strings.Repeat("w", 200), "--store", store); code != exitFailed || !strings.Contains(errs, "longer than 200 characters") {
+		t.Errorf("%d %s", code, errs)
+	}
+	if code, _, errs := status(t, agents(t.TempDir()), "resume", "dash@1", "--at", "1", "--store", store); code != exitUsage || !strings.Contains(errs, "a revision or a node already") {
+		t.Errorf("%d %s", code, errs)
+	}
 	home := t.TempDir()
 	dir := filepath.Join(home, ".claude", "projects", "-w")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -20,9 +20,8 @@ import (
 
 // showFlags has the flags of show.
 type showFlags struct {
-	at                   uint64
+	placeFlags
 	last                 int
-	leaf                 string
 	kinds                []string
 	since                string
 	full, whole, asLines bool
@@ -42,8 +41,7 @@ func (a *app) show() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE:    a.in(f.run),
 	}
-	c.Flags().Uint64Var(&f.at, "at", 0, "show the conversation at this revision")
-	c.Flags().StringVar(&f.leaf, "leaf", "", "show the path to this node, given by its key or the beginning of its id")
+	f.placeFlags.add(c, "show the path")
 	c.Flags().IntVar(&f.last, "last", 0, "show only this number of nodes, the last ones")
 	c.Flags().StringSliceVar(&f.kinds, "kind", nil, "show only nodes of these kinds, for example user,assistant")
 	c.Flags().StringVar(&f.since, "since", "", "show only nodes of commits since then: a date, a time (RFC 3339), or a duration, for example 90m or 36h")
@@ -65,6 +63,7 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 	if err != nil {
 		return err
 	}
+	scope.Full = f.full
 	if f.last < 0 {
 		return usageError{fmt.Errorf("--last must not be negative, is %d", f.last)}
 	}
@@ -107,10 +106,21 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 	return errors.Join(r.err, out.Flush())
 }
 
+// placeFlags has the flags of a place in a session.
+type placeFlags struct {
+	at   uint64
+	leaf string
+}
+
+// add adds the flags to a command that does something with the path to the place.
+func (f *placeFlags) add(c *cobra.Command, does string) {
+	c.Flags().Uint64Var(&f.at, "at", 0, does+" to the leaf at this revision")
+	c.Flags().StringVar(&f.leaf, "leaf", "", does+" to this node, given by its key or the beginning of its id")
+}
+
 // scope returns what to load: the place p, changed by the flags.
-func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error) {
+func (f *placeFlags) scope(ctx context.Context, p place) (turnstone.Scope, error) {
 	scope := p.scope
-	scope.Full = f.full
 	if !p.bare && (f.at > 0 || f.leaf != "") {
 		return scope, usageError{errors.New("the place has a revision or a node already: leave out --at and --leaf")}
 	}

@@ -39,9 +39,9 @@ func (a *app) usage() *cobra.Command {
 			"own turns. Days are in the local time zone. The project of a session is its directory; agent and branch of git are those of\n" +
 			"an imported one. Input has all tokens of prompts: those read from the provider's cache, and those written to it, are a part\n" +
 			"of it, as those of thoughts are a part of output.\n\n" +
-			"The cost is what the agent noted. Where it noted none, or 0, it is the list price of November 2026, without surcharges for long or\n" +
-			"fast requests. Prices of your own are a file in the form of LiteLLM's model_prices_and_context_window.json. Models without a\n" +
-			"price are named. With --json the cost is in billionths of a dollar, as in all JSON of Turnstone.",
+			"The cost is what the agent noted. Where it noted none, or 0, it is the list price of autumn 2026, without surcharges for\n" +
+			"long or fast requests. Prices of your own are a file in the form of LiteLLM's model_prices_and_context_window.json. Models\n" +
+			"without a price are named. With --json the cost is in billionths of a dollar, as in all JSON of Turnstone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for i, b := range f.by {

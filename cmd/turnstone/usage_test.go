@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -93,5 +94,18 @@ func TestP27_NotedCostsAndPricesAddUp(t *testing.T) {
 				t.Errorf("%s: %d, want %d", model, got, want)
 			}
 		}
+	}
+}
+
+// Numbers that no commit can have, which a broken file can report, do not keep its session out.
+func TestUsageThatIsTooLargeIsCutOff(t *testing.T) {
+	store := t.TempDir() + "/store"
+	var lines strings.Builder
+	for i := range 3 {
+		fmt.Fprintf(&lines, `{"role":"assistant","content":"%d","model":"m","usage":{"prompt_tokens":1e30,"completion_tokens":1e12},"cost":1e30}`+"\n", i)
+	}
+	must(t, "import", write(t, "s.jsonl", lines.String()), "--store", store)
+	if out := must(t, "usage", "--json", "--store", store); !strings.Contains(out, fmt.Sprintf(`"input":%d,"output":%d,"cost":%d`, uint64(turnstone.MaxTokens), uint64(turnstone.MaxTokens), uint64(turnstone.MaxCost))) {
+		t.Errorf("%s", out)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/ncruces/go-sqlite3"
-	"github.com/tidwall/gjson"
 )
 
 // A session of OpenCode's database is a file of its own here, whose path is that of the database and the session's
@@ -26,10 +25,11 @@ func IsDatabase(path string) bool {
 	return ok
 }
 
-// InDatabase reports whether a path is that of a session in a database.
-func InDatabase(path string) bool {
+// IsInDatabase reports whether a source is read by ParseDatabase: a session in a database, or a database in which Look
+// could not find the sessions.
+func IsInDatabase(path string) bool {
 	_, _, ok := inDatabase(path)
-	return ok
+	return ok || IsDatabase(path)
 }
 
 // inDatabase divides the path of a session in a database.
@@ -49,9 +49,9 @@ var errChanged = errors.New("the database was changed while it was read")
 // maxQuery is how long all queries of a database may take at once.
 const maxQuery = time.Minute
 
-// queryDatabase calls f with a connection that reads a database in one transaction, beside the agent that writes it. A database that no
-// other process has open is read without locks, because the files that SQLite makes for these would be in the way of
-// an agent of another user.
+// queryDatabase calls f with a connection that reads a database in one transaction, beside the agent that writes it. A
+// database that no other process has open is read without locks, because the files that SQLite makes for these would
+// be in the way of an agent of another user.
 func queryDatabase(ctx context.Context, path string, f func(*sqlite3.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, maxQuery)
 	defer cancel()
@@ -132,42 +132,36 @@ func sessionsIn(ctx context.Context, path string) (all []Source, err error) {
 	return all, err
 }
 
-// parseSession reads a session of a database.
-func (p *parser) parseSession(ctx context.Context, database, session string) error {
-	return queryDatabase(ctx, database, func(db *sqlite3.Conn) error { return p.sessionIn(db, session) })
+// ParseDatabase reads a session in a database. See Parse, whose results it has.
+func ParseDatabase(ctx context.Context, path string, secrets Secrets) ([]Conversation, []*BadInput, error) {
+	p := newParser(path, secrets)
+	database, session, ok := inDatabase(path)
+	var err error
+	if ok {
+		err = queryDatabase(ctx, database, func(db *sqlite3.Conn) error { return p.session(db, session) })
+	} else if _, err = sessionsIn(ctx, path); err == nil { // Look could not read it.
+		err = errChanged
+	}
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	if err != nil {
+		p.fail(0, "%v", err)
+		p.bad[len(p.bad)-1].Again = isBusy(err)
+	}
+	convs, bad := p.conversations()
+	return convs, bad, nil
 }
 
-func (p *parser) sessionIn(db *sqlite3.Conn, session string) error {
+// session reads a session of a database.
+func (p *parser) session(db *sqlite3.Conn, session string) error {
 	p.out, p.bad, p.redacted = nil, nil, nil // Of a try before this one.
-	var all []*entry
-	add := func(key string, raw []byte) bool {
-		raw = p.redact(raw)
-		if len(all) == maxObjects || !valid(raw) || !gjson.ParseBytes(raw).IsObject() || !p.fits(0, cmp.Or(key, session)+" ", raw) {
-			p.fail(0, "%s can't be read", cmp.Or(key, session))
-			return false
-		}
-		e := opencode.entry(piece{raw: raw}, len(all))
-		e.id = key
-		all = append(all, e)
-		return true
-	}
 	row, err := rowOf(db, session)
 	if err != nil {
 		return err
 	}
-	add("", row)
-	// The data of a row lacks the ids.
-	object := func(data string, ids ...string) []byte {
-		var fields strings.Builder
-		for i := 0; i < len(ids); i += 2 {
-			fmt.Fprintf(&fields, "%q:%s,", ids[i], marshal(ids[i+1]))
-		}
-		body := strings.TrimPrefix(strings.TrimSpace(data), "{")
-		if body == "}" {
-			return []byte("{" + strings.TrimSuffix(fields.String(), ",") + "}")
-		}
-		return []byte("{" + fields.String() + body)
-	}
+	o := opencodeEntries{parser: p}
+	o.add("", row)
 	parts := map[string][][2]string{} // of messages
 	err = each(db, `SELECT message_id, id, data FROM part WHERE session_id = ? ORDER BY message_id, id`, func(row *sqlite3.Stmt) {
 		message := row.ColumnText(0)
@@ -178,20 +172,30 @@ func (p *parser) sessionIn(db *sqlite3.Conn, session string) error {
 	}
 	err = each(db, `SELECT id, data FROM message WHERE session_id = ? ORDER BY id`, func(row *sqlite3.Stmt) {
 		message := row.ColumnText(0)
-		if !add("message/"+session+"/"+message+".json", object(row.ColumnText(1), "id", message, "sessionID", session)) {
+		if !o.add("message/"+session+"/"+message+".json", withIDs(row.ColumnText(1), "id", message, "sessionID", session)) {
 			return
 		}
-		said := all[len(all)-1].kind
 		for _, part := range parts[message] {
-			if add("part/"+message+"/"+part[0]+".json", object(part[1], "id", part[0], "messageID", message, "sessionID", session)) && all[len(all)-1].kind == "part" {
-				all[len(all)-1].kind = said
-			}
+			o.add("part/"+message+"/"+part[0]+".json", withIDs(part[1], "id", part[0], "messageID", message, "sessionID", session))
 		}
 	}, session)
 	if err == nil {
-		p.take(opencode.build(session, all), nil)
+		p.take(opencode.build(session, o.all), nil)
 	}
 	return err
+}
+
+// withIDs puts the names and values of ids, which OpenCode keeps in columns of their own, before the fields of an object.
+func withIDs(object string, ids ...string) []byte {
+	var out strings.Builder
+	for i := 0; i < len(ids); i += 2 {
+		fmt.Fprintf(&out, ",%q:%s", ids[i], marshal(ids[i+1]))
+	}
+	fields := strings.TrimPrefix(strings.TrimSpace(object), "{")
+	if strings.TrimSpace(fields) != "}" {
+		fields = "," + fields
+	}
+	return []byte("{" + out.String()[1:] + fields)
 }
 
 // each calls f with each row of a query. Values of another type are text as well, and null is none.

@@ -205,22 +205,32 @@ func (p *parser) fail(line int, format string, args ...any) {
 	p.bad = append(p.bad, &BadInput{File: p.file, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
-// Parse reads the content of a file in any of the formats. Without data, a session in a database is
-// read from there. It returns all that it could
+// Parse reads the content of a file in any of the formats. It returns all that it could
 // read, and the places that it could not read. The name of the file is "-" for standard
 // input. If ctx ends, Parse returns its error.
 //
 // Lines that are torn, joined, repeated, or linked to parents that are not there are mended; see Mend. If secrets is
 // set, the secrets that it finds are replaced before anything else; Conversation.Redacted counts them.
 func Parse(ctx context.Context, file string, data []byte, secrets Secrets) ([]Conversation, []*BadInput, error) {
-	p := &parser{file: file, stem: stem(file), path: fullPath(file), secrets: secrets}
+	p := newParser(file, secrets)
 	p.data = p.redact(data)
-	if file == "-" {
-		p.file, p.stem = "stdin", "stdin"
-	}
 	if err := p.parse(ctx); err != nil {
 		return nil, nil, err
 	}
+	convs, bad := p.conversations()
+	return convs, bad, nil
+}
+
+func newParser(file string, secrets Secrets) *parser {
+	p := &parser{file: file, stem: stem(file), path: fullPath(file), secrets: secrets}
+	if file == "-" {
+		p.file, p.stem = "stdin", "stdin"
+	}
+	return p
+}
+
+// conversations returns what was read, as far as it can be stored, and what could not be read.
+func (p *parser) conversations() ([]Conversation, []*BadInput) {
 	if len(p.out) > 0 {
 		p.out[0].Redacted = p.redacted
 	}
@@ -238,7 +248,7 @@ func Parse(ctx context.Context, file string, data []byte, secrets Secrets) ([]Co
 			out = append(out, *c)
 		}
 	}
-	return out, p.bad, nil
+	return out, p.bad
 }
 
 // mark is the byte-order mark that some editors write at the beginning of a file.
@@ -246,20 +256,6 @@ const mark = "\ufeff"
 
 // parse reads the data.
 func (p *parser) parse(ctx context.Context) error {
-	if p.data == nil {
-		database, session, ok := inDatabase(p.file)
-		var err error
-		if ok {
-			err = p.parseSession(ctx, database, session)
-		} else if _, err = sessionsIn(ctx, p.file); err == nil { // It could not be read before.
-			err = errChanged
-		}
-		if err != nil {
-			p.fail(0, "%v", err)
-			p.bad[len(p.bad)-1].Again = isBusy(err)
-		}
-		return ctx.Err()
-	}
 	text := bytes.TrimRight(bytes.TrimPrefix(p.data, []byte(mark)), "\x00")
 	trimmed := bytes.Trim(text, " \t\r\n\x00")
 	switch {

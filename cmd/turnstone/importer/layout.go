@@ -248,15 +248,15 @@ func WritePath(w io.Writer, all, path []turnstone.Node, name string, outside []b
 		}
 	}
 	var fields map[string]json.RawMessage
-	i := slices.IndexFunc(formats, func(t *format) bool { return t.name == name && t.whole != nil })
-	if i < 0 || json.Unmarshal(outside, &fields) != nil {
+	t := formatNamed(name)
+	if t == nil || t.whole == nil || json.Unmarshal(outside, &fields) != nil {
 		return Write(w, &state, nil)
 	}
 	messages := []json.RawMessage{}
 	for i := range state.Nodes {
 		messages = append(messages, state.Nodes[i].Payload)
 	}
-	fields[formats[i].items] = marshal(messages)
+	fields[t.items] = marshal(messages)
 	_, err := w.Write(append(marshal(fields), '\n'))
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/tidwall/gjson"
 )
@@ -57,39 +58,63 @@ func opencodeSession(p *parser, raw []byte, id string, line int) {
 		p.list(opencode, raw, id, line)
 		return
 	}
-	all := []*entry{opencode.entry(piece{raw: raw}, 0)}
 	root, err := os.OpenRoot(filepath.Dir(filepath.Dir(filepath.Dir(p.path)))) // What a file names can't lead out of it.
 	if err != nil {
 		p.fail(0, "%v", err)
 		return
 	}
 	defer root.Close()
-	add := func(dir string, then func(name string, e *entry)) {
+	o := opencodeEntries{parser: p}
+	o.add("", raw)
+	each := func(dir string, then func(data []byte)) {
 		files, err := fs.ReadDir(root.FS(), filepath.ToSlash(dir))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			p.fail(0, "%v", err)
 		}
 		for _, file := range files {
 			name := filepath.Join(dir, file.Name())
-			data, err := root.ReadFile(name)
-			data = p.redact(data)
-			if err != nil || !valid(data) || !gjson.ParseBytes(data).IsObject() || !p.fits(0, name+" ", data) {
+			if data, err := root.ReadFile(name); err != nil {
 				p.fail(0, "%s can't be read: %v", name, err)
-				continue
+			} else if o.add(filepath.ToSlash(name), data) {
+				then(data)
 			}
-			e := opencode.entry(piece{raw: data}, len(all))
-			e.id = filepath.ToSlash(name)
-			all = append(all, e)
-			then(str(gjson.GetBytes(data, "id")), e)
 		}
 	}
-	add(filepath.Join("message", f.text("id")), func(id string, e *entry) {
-		said := e.kind
-		add(filepath.Join("part", id), func(_ string, e *entry) {
-			if e.kind == "part" {
-				e.kind = said
-			}
-		})
+	each(filepath.Join("message", f.text("id")), func(message []byte) {
+		each(filepath.Join("part", str(gjson.GetBytes(message, "id"))), func([]byte) {})
 	})
-	p.take(opencode.build(id, all), nil)
+	p.take(opencode.build(id, o.all), nil)
+}
+
+// opencodeEntries collects the entries of a session of OpenCode: of the session itself, and then of each message
+// before those of its parts.
+type opencodeEntries struct {
+	*parser
+	all  []*entry
+	said string // the kind of the last message, which is that of what its parts say
+}
+
+// add adds an object. key is the path of the file in which OpenCode has or had it, below its storage folder, and empty
+// for the session. It returns false if the object can't be read.
+func (o *opencodeEntries) add(key string, raw []byte) bool {
+	raw = o.redact(raw)
+	switch {
+	case !valid(raw) || !gjson.ParseBytes(raw).IsObject():
+		o.fail(0, "%s can't be read: it %v", key, errObject)
+		return false
+	case len(o.all) == maxObjects:
+		o.fail(0, "%s can't be read: the session %v", key, errObjects)
+		return false
+	case !o.fits(0, key+" ", raw):
+		return false
+	}
+	e := opencode.entry(piece{raw: raw}, len(o.all))
+	switch e.id = key; {
+	case strings.HasPrefix(key, "message/"):
+		o.said = e.kind
+	case e.kind == "part":
+		e.kind = o.said
+	}
+	o.all = append(o.all, e)
+	return true
 }

@@ -23,6 +23,7 @@ type returning struct {
 	// id and cwd are the paths of the fields, in each object, that name the session and the directory. Of several
 	// with commas between them, all count.
 	id, cwd string
+	every   bool // Every line names the session, also those that come from another one.
 	// bases returns the folders in which the agent keeps its files, the one for new sessions first.
 	bases func(home string) []string
 	// path returns where the agent looks for the transcript of a session, below its folder.
@@ -55,7 +56,7 @@ var (
 // returnings has how transcripts get back to their agents, by the name of the format.
 var returnings = map[string]returning{
 	claude.name: {
-		id: "sessionId", cwd: "cwd", bases: claudeFolders,
+		id: "sessionId", cwd: "cwd", every: true, bases: claudeFolders,
 		path:    func(r *Resumption) (string, error) { return inProject("projects", r.Cwd, r.ID+".jsonl") },
 		there:   func(r *Resumption) string { return "projects/*/" + r.ID + ".jsonl" },
 		command: func(r *Resumption) []string { return []string{"claude", "--resume", r.ID} },
@@ -76,7 +77,7 @@ var returnings = map[string]returning{
 		command: func(r *Resumption) []string { return []string{"codex", "resume", r.ID} },
 	},
 	gemini.name: {
-		id:    "sessionId",
+		id: "sessionId", every: true,
 		bases: func(home string) []string { return []string{filepath.Join(home, ".gemini")} },
 		path: func(r *Resumption) (string, error) {
 			project := gjson.GetBytes(r.Content, "projectHash").Str // of the object, or of the first line
@@ -99,7 +100,7 @@ var returnings = map[string]returning{
 		command: func(r *Resumption) []string { return []string{"gemini", "--resume", r.ID} },
 	},
 	qwen.name: {
-		id: "sessionId", cwd: "cwd",
+		id: "sessionId", cwd: "cwd", every: true,
 		bases: func(home string) []string { return []string{filepath.Join(home, ".qwen")} },
 		path: func(r *Resumption) (string, error) {
 			return inProject("projects", r.Cwd, filepath.Join("chats", r.ID+".jsonl"))
@@ -198,7 +199,7 @@ func Resume(format, home, id string, fork bool, r *Resumption) error {
 	}
 	if fork {
 		renamed := replaceAll(objects, back.id, func(was string) string {
-			if was == id || back.id == "sessionId" { // What was copied from other sessions belongs to this one.
+			if was == id || back.every {
 				return r.ID
 			}
 			return was
@@ -222,7 +223,10 @@ func Resume(format, home, id string, fork bool, r *Resumption) error {
 func (b *returning) place(home string, r *Resumption, other bool) error {
 	bases := b.bases(home)
 	for _, base := range bases {
-		if found, err := fs.Glob(os.DirFS(base), b.there(r)); err == nil && len(found) > 0 && !other {
+		if other {
+			break
+		}
+		if found, err := fs.Glob(os.DirFS(base), b.there(r)); err == nil && len(found) > 0 {
 			r.Path = filepath.Join(base, filepath.FromSlash(found[0]))
 			return nil
 		}
