@@ -138,8 +138,9 @@ func usage(e *event.Event) []head.Usage {
 	}
 	n := func(v int) uint64 { return uint64(max(v, 0)) }
 	in, out := e.Usage.PromptTokensDetails, e.Usage.CompletionTokensDetails
+	// Only Anthropic's model sets CacheReadTokens and CacheCreationTokens. Its prompt tokens are those beside them.
 	return []head.Usage{{
-		Model: name, Input: n(e.Usage.PromptTokens), Output: n(e.Usage.CompletionTokens),
+		Model: name, Input: n(e.Usage.PromptTokens) + n(in.CacheReadTokens) + n(in.CacheCreationTokens), Output: n(e.Usage.CompletionTokens),
 		CachedInput: n(max(in.CachedTokens, in.CacheReadTokens)), CacheWrite: n(in.CacheCreationTokens), Reasoning: n(out.ReasoningTokens),
 	}}
 }

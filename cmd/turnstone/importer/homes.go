@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -24,6 +25,7 @@ func Homes(home string) []Home {
 	case "windows":
 		editors = under("AppData", "Roaming")
 	}
+	data := filepath.Join(cmp.Or(os.Getenv("XDG_DATA_HOME"), under(".local", "share")), "opencode")
 	var all []Home
 	for _, folder := range claudeFolders(home) {
 		all = append(all, Home{claude.name, filepath.Join(folder, "projects")})
@@ -36,7 +38,7 @@ func Homes(home string) []Home {
 		{qwen.name, under(".qwen", "tmp")},
 		{copilot.name, under(".copilot", "session-state")},
 		{cursor.name, under(".cursor", "projects")},
-		{opencode.name, filepath.Join(cmp.Or(os.Getenv("XDG_DATA_HOME"), under(".local", "share")), "opencode", "storage")},
+		{opencode.name, filepath.Join(data, "storage")},
 		{kimi.name, under(".kimi", "sessions")},
 		{kimi.name, under(".kimi-code", "sessions")},
 		{droid.name, under(".factory", "sessions")},
@@ -49,9 +51,9 @@ func Homes(home string) []Home {
 			all = append(all, Home{cline.name, filepath.Join(editors, editor, "User", "globalStorage", extension, "tasks")})
 		}
 	}
-	databases, _ := filepath.Glob(filepath.Join(cmp.Or(os.Getenv("XDG_DATA_HOME"), under(".local", "share")), "opencode", "opencode*.db"))
-	for _, path := range databases {
-		all = append(all, Home{opencode.name, path})
+	databases, _ := fs.Glob(os.DirFS(data), "opencode*.db") // The pattern is right.
+	for _, name := range databases {
+		all = append(all, Home{opencode.name, filepath.Join(data, name)})
 	}
 	var there []Home
 	for _, h := range all {
