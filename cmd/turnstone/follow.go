@@ -121,6 +121,7 @@ type follower struct {
 	followed  map[string]bool   // watched folders: true if all in it is followed, false if only databases are
 	failed    map[string]string // errors of conversations that could not be stored
 	watcher   *fsnotify.Watcher
+	tails     importer.Tails
 }
 
 // unread is a version of a file that could not be read, and why.
@@ -237,6 +238,9 @@ func (w *follower) below(ctx context.Context, changed map[string]bool) []importe
 // bring imports those of the files that the store does not have as they are now.
 func (w *follower) bring(ctx context.Context, files []importer.Source, all bool) error {
 	r := &reading{cmd: w.cmd, secrets: w.secrets, read: w.note}
+	if !w.flags.once {
+		r.tails = &w.tails
+	}
 	for _, s := range files {
 		if s.Version != nil && !w.known(s) {
 			r.files = append(r.files, transcript{Source: s})

@@ -102,7 +102,8 @@ func followed(t *testing.T, store string, out io.Writer, args ...string) (stop f
 func TestP19_FollowImportsWhatIsThereAndThenWhatIsWritten(t *testing.T) {
 	dir, store := t.TempDir(), t.TempDir()+"/store"
 	one, two := filepath.Join(dir, "p", "one.jsonl"), filepath.Join(dir, "new", "deep", "two.jsonl")
-	appendTo(t, one, spoken("one", 0))
+	large := strings.Repeat("It is so large that its tail is kept. ", 8000)
+	appendTo(t, one, strings.Replace(spoken("one", 0), "text", large, 1))
 	var out output
 	stop := followed(t, store, &out, dir)
 	out.waitFor(t, "imported one", 1)

@@ -31,6 +31,7 @@ type reading struct {
 	named    int // how many of bad are of files that the command line named
 	progress *progressbar.ProgressBar
 	found    []*importer.BadInput // in the file that was read last
+	tails    *importer.Tails      // of files that were imported before; may be nil
 	ahead    chan parsed          // what is in the file with the index done, if it is being read; it has room for one
 	// read, if set, is called when a version of a file was imported, or holds nothing to import.
 	read func(path string, version *importer.Seen, bad []*importer.BadInput)
@@ -161,7 +162,12 @@ func (r *reading) readAhead(f transcript) {
 	r.ahead = ahead
 	go func() {
 		var p parsed
-		p.convs, p.bad, p.err = r.parse(f.Path)
+		if r.tails != nil && f.Version != nil {
+			p.convs, p.err = r.tails.Parse(r.cmd.Context(), f.Path)
+		}
+		if p.convs == nil && p.err == nil {
+			p.convs, p.bad, p.err = r.parse(f.Path)
+		}
 		ahead <- p
 	}()
 }
@@ -281,6 +287,9 @@ func (r *reading) load(st *turnstone.Store, convs []importer.Conversation, o imp
 				}
 			}
 			r.finished(&f)
+		}
+		if r.tails != nil {
+			r.tails.Keep(of)
 		}
 		for i := range of {
 			c := of[i].Conversation

@@ -2,6 +2,8 @@ package importer_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -89,5 +91,52 @@ func BenchmarkGrow(b *testing.B) {
 		grown := []byte(strings.Join(lines[:begin+1+i%(end-begin)], ""))
 		b.StartTimer()
 		importOf(b, st, "s.jsonl", grown)
+	}
+}
+
+// A file of 40 MB grows by a line of 2 kB, and is imported again: as follow does it, and as a whole.
+func BenchmarkGrowLarge(b *testing.B) {
+	for _, way := range []string{"followed", "whole"} {
+		b.Run(way, func(b *testing.B) {
+			st := onDisk(b)
+			const begin = 18_000
+			lines := strings.SplitAfter(string(written("s", begin+1000)), "\n")
+			path := filepath.Join(b.TempDir(), "s.jsonl")
+			f, err := os.Create(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer f.Close()
+			var tails importer.Tails
+			bring := func() {
+				convs, err := tails.Parse(ctx, path)
+				if convs == nil && err == nil {
+					var data []byte
+					if data, err = os.ReadFile(path); err == nil {
+						convs, _, err = importer.Parse(ctx, path, data, nil)
+					}
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				results := importer.Load(ctx, st, convs, importer.Options{})
+				if r := results[0]; r.Err != nil || r.Commits == 0 {
+					b.Fatal(r.Outcome, r.Err)
+				}
+				if way == "followed" {
+					tails.Keep(results)
+				}
+			}
+			if _, err := f.WriteString(strings.Join(lines[:begin], "")); err != nil {
+				b.Fatal(err)
+			}
+			bring()
+			for i := begin; b.Loop(); i++ {
+				if _, err := f.WriteString(lines[i]); err != nil {
+					b.Fatal(err)
+				}
+				bring()
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strings"
 	"time"
@@ -32,10 +33,13 @@ type builder struct {
 // A talk is a conversation that is being made.
 type talk struct {
 	Conversation
-	unique  bool // its id is globally unique
-	rooted  bool // an entry that names its parent, or says that it has none, has an event
-	entries []*entry
-	first   map[string]int // index of the first entry with an id
+	key     [2]string       // the session and the agent that its lines name
+	unique  bool            // its id is globally unique
+	rooted  bool            // an entry that names its parent, or says that it has none, has an event
+	entries []*entry        // nil for those that were imported by an earlier one; see tail
+	first   map[string]int  // index of the first entry with an id
+	sums    []uint64        // hashes of the entries that are nil
+	wanted  map[string]bool // ids that entries name, of which there was no entry when they were forgotten
 	state   []state
 	events  map[string]int // index of the last event with an id
 	last    int            // the last event on the path
@@ -59,7 +63,7 @@ const (
 )
 
 // build makes the conversations. id is the id of one whose entries name none.
-func (t *format) build(id string, entries []*entry) []*talk {
+func (t *format) build(id string, entries []*entry) *builder {
 	b := &builder{format: t, home: map[string]*talk{}}
 	b.group(id, entries)
 	for _, k := range b.talks {
@@ -73,19 +77,17 @@ func (t *format) build(id string, entries []*entry) []*talk {
 			k.forkBehind()
 		}
 	}
-	return b.talks
+	return b
 }
 
 // group divides the entries by the session and agent that they name. Those that name none belong to the first
 // conversation. If only a header names the session, all do.
 func (b *builder) group(id string, entries []*entry) {
-	byLine := b.format.field.session != ""
-	type key struct{ session, agent string }
-	talks := map[key]*talk{}
+	talks := map[[2]string]*talk{}
 	var loose []*entry
 	for _, e := range entries {
-		switch k := (key{e.session, e.agent}); {
-		case e.session == "" || !byLine:
+		switch k := [2]string{e.session, e.agent}; {
+		case b.loose(e):
 			loose = append(loose, e)
 		case talks[k] == nil:
 			talks[k] = b.begin(e.session, e.agent)
@@ -101,7 +103,7 @@ func (b *builder) group(id string, entries []*entry) {
 	main.entries = append(main.entries, loose...)
 	slices.SortStableFunc(main.entries, func(a, c *entry) int { return cmp.Compare(a.at, c.at) })
 	for _, k := range b.talks {
-		k.index()
+		k.index(0)
 		for id := range k.first {
 			if b.home[id] == nil {
 				b.home[id] = k
@@ -110,13 +112,16 @@ func (b *builder) group(id string, entries []*entry) {
 	}
 }
 
+// loose reports whether an entry does not say what conversation it is of.
+func (b *builder) loose(e *entry) bool { return e.session == "" || b.format.field.session == "" }
+
 // begin begins the conversation of a session, or of an agent of the session.
 func (b *builder) begin(session, agent string) *talk {
 	k := b.start(session)
 	if agent != "" {
 		k.ID, k.Agent, k.Parent = session+"/"+agent, agent, own(b.format.name, session)
 	}
-	k.Identity = own(b.format.name, k.ID)
+	k.Identity, k.key = own(b.format.name, k.ID), [2]string{session, agent}
 	return k
 }
 
@@ -131,16 +136,17 @@ func (b *builder) start(id string) *talk {
 	return k
 }
 
-// index finds the entries by their ids, and takes from them what concerns the whole conversation.
-func (k *talk) index() {
-	k.state = make([]state, len(k.entries))
-	for i, e := range k.entries {
+// index finds the entries from one on by their ids, and takes from them what concerns the whole conversation.
+func (k *talk) index(from int) {
+	k.state = append(k.state, make([]state, len(k.entries)-from)...)
+	for i := from; i < len(k.entries); i++ {
+		e := k.entries[i]
 		first, dup := k.first[e.id]
 		switch {
 		case e.id == "":
 		case !dup:
 			k.first[e.id] = i
-		case bytes.Equal(k.entries[first].raw, e.raw):
+		case k.repeats(e, first):
 			k.Mended[MendRepeated]++
 			e.id, e.usage = "", nil
 			e.bookkeeping(e.kind)
@@ -148,9 +154,17 @@ func (k *talk) index() {
 			k.Mended[MendSameID]++
 		}
 	}
-	for _, e := range k.entries {
+	for _, e := range k.entries[from:] {
 		k.describe(e)
 	}
+}
+
+// repeats reports whether an entry has the bytes of entry i.
+func (k *talk) repeats(e *entry, i int) bool {
+	if k.entries[i] == nil {
+		return k.sums[i] == maphash.Bytes(seed, e.raw)
+	}
+	return bytes.Equal(k.entries[i].raw, e.raw)
 }
 
 // describe takes from an entry what it says of the whole conversation.

@@ -174,8 +174,11 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		}
 	}
 	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
-		_, err := h.session.ChangeRecords(ctx, stamp...)
-		return err
+		if _, err := h.session.ChangeRecords(ctx, stamp...); err != nil {
+			return err
+		}
+		h.noted(c, p.keepsFile)
+		return nil
 	}
 	for start, final := 0, false; !final; {
 		end := p.cut(start)
@@ -202,7 +205,17 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		r.Added += len(in.Nodes)
 		start = end
 	}
+	if h.noted(c, p.keepsFile); !layout.empty() {
+		h.stored = layout.set[LayoutPart]
+	}
 	return nil
+}
+
+// noted notes that the session has the stamp of c now, unless an import keeps that of the file before.
+func (h *held) noted(c *Conversation, keepsFile bool) {
+	if !keepsFile {
+		h.mark = c.stamp
+	}
 }
 
 // apply makes a commit at a time. Its nodes are those of the events made.
@@ -227,9 +240,7 @@ func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made [
 	if err != nil {
 		return err
 	}
-	for k, i := range made {
-		p.h.ids[i] = res.Nodes[k]
-	}
+	p.h.add(&in, made, &res)
 	p.revision, p.leaf = res.Revision, res.Leaf
 	return nil
 }

@@ -180,7 +180,7 @@ func (p *parser) session(db *sqlite3.Conn, session string) error {
 		}
 	}, session)
 	if err == nil {
-		p.take(opencode.build(session, o.all), nil)
+		p.take(opencode.build(session, o.all).talks, nil)
 	}
 	return err
 }

@@ -170,6 +170,9 @@ func (e *entry) own() {
 	for _, s := range []*string{&e.session, &e.agent, &e.id, &e.parent, &e.model, &e.title, &e.cwd, &e.branch, &e.kind, &e.from, &e.total, &e.response, &e.titleOf, &e.rewind, &e.label[1]} {
 		*s = strings.ToValidUTF8(strings.Clone(*s), "�")
 	}
+	for i := range e.usage {
+		e.usage[i].Model = strings.Clone(e.usage[i].Model)
+	}
 	for _, list := range [][]string{e.calls, e.results} {
 		for i := range list {
 			list[i] = strings.Clone(list[i])

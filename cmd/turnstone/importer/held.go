@@ -50,14 +50,20 @@ func parseStamp(record []byte) (s stamp) {
 func sum(h hash.Hash) string { return fmt.Sprintf("%x", h.Sum(nil)[:12]) }
 
 // digest returns a hash of the first n events.
-func (c *Conversation) digest(n int) string {
-	h := sha256.New()
-	for i := range c.Events[:n] {
+func (c *Conversation) digest(n int) string { return sum(c.hashed(n)) }
+
+// hashed hashes the first n events. Those of a file that has grown begin with those of its tail.
+func (c *Conversation) hashed(n int) hash.Cloner {
+	h := sha256.New().(hash.Cloner)
+	if c.since > 0 {
+		h, _ = c.tail.events.Clone() // of SHA-256 it can't fail
+	}
+	for i := c.since; i < n; i++ {
 		e := &c.Events[i]
 		fmt.Fprintf(h, "%q %q %d %d\n", e.Key, e.Kind, e.Before, len(e.Payload))
 		h.Write(e.Payload)
 	}
-	return sum(h)
+	return h
 }
 
 // seal computes the stamp of the conversation.
@@ -71,7 +77,8 @@ func (c *Conversation) seal() {
 		fmt.Fprintf(h, "%d\n", len(part))
 		h.Write(part)
 	}
-	c.stamp = stamp{events: len(c.Events), torn: c.torn, all: c.digest(len(c.Events)), about: sum(h), name: nameSum(c.Name)}
+	c.events = c.hashed(len(c.Events))
+	c.stamp = stamp{events: len(c.Events), torn: c.torn, all: sum(c.events), about: sum(h), name: nameSum(c.Name)}
 }
 
 // nameSum returns a hash of the name of a session, by which an import knows whether the name is of an import.
@@ -203,16 +210,47 @@ func (h *held) load(ctx context.Context) error {
 	}
 	last := h.state.Records[stampKey]
 	h.mark, h.marked = parseStamp(last.Value), last.Version
-	h.own = h.state.Nodes
-	for len(h.own) > 0 && h.own[0].Inherited {
-		h.own = h.own[1:]
-	}
+	h.setOwn()
 	if !slices.ContainsFunc(h.state.Parts, func(p head.Part) bool { return p.Name == LayoutPart && p.Set > 0 }) {
 		return nil
 	}
 	parts, err := h.session.Checkpoint(ctx, h.state.Revision)
 	h.stored = parts[LayoutPart]
 	return err
+}
+
+// setOwn sets own.
+func (h *held) setOwn() {
+	h.own = h.state.Nodes
+	for len(h.own) > 0 && h.own[0].Inherited {
+		h.own = h.own[1:]
+	}
+}
+
+// add notes that a commit has made nodes of events.
+func (h *held) add(in *turnstone.Commit, made []int, res *turnstone.Result) {
+	for k, i := range made {
+		h.ids[i] = res.Nodes[k]
+		if h.keys != nil {
+			h.keys[in.Nodes[k].Key] = true
+		}
+	}
+	for k, i := range made {
+		id, ok := h.parents[i]
+		if !ok {
+			id, _ = h.parent(i)
+		}
+		h.state.Nodes = append(h.state.Nodes, turnstone.Node{ID: h.ids[i], Parent: id, Kind: in.Nodes[k].Kind, Key: in.Nodes[k].Key})
+	}
+	h.state.Revision, h.state.Leaf = res.Revision, res.Leaf
+	h.setOwn()
+}
+
+// forget removes the payloads, which an import that goes on from a tail does not need.
+func (h *held) forget() {
+	for i := range h.state.Nodes {
+		h.state.Nodes[i].Payload, h.state.Nodes[i].Attachments = nil, nil
+	}
 }
 
 // match finds the node of each event. It returns the nodes of the session that no event

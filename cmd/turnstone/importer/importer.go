@@ -21,6 +21,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"path/filepath"
@@ -73,11 +74,15 @@ type Conversation struct {
 	// conversation.
 	Redacted map[string]int
 
-	kin   kin       // how a session is recognized as this conversation
-	began time.Time // when the conversation began; zero if the file does not say
-	torn  int       // number of events that are bytes that can't be read
-	gaps  gaps      // the bytes between the events in the file; nil if they are not known
-	stamp stamp     // identifies the content
+	tail   *tail       // what the next version of the file can go on from, if it is one of lines and of this conversation alone
+	since  int         // index of the first event that is not in the version that tail is of; those before have no payloads
+	asked  bool        // an event is a message of the user
+	kin    kin         // how a session is recognized as this conversation
+	began  time.Time   // when the conversation began; zero if the file does not say
+	torn   int         // number of events that are bytes that can't be read
+	gaps   gaps        // the bytes between the events in the file; nil if they are not known
+	stamp  stamp       // identifies the content
+	events hash.Cloner // whose sum is that of the digest of all events
 }
 
 // An Event is the content for one node.
@@ -196,6 +201,7 @@ type parser struct {
 	out  []Conversation
 	bad  []*BadInput
 
+	tail     *tail // of a file of lines that one conversation can go on from
 	secrets  Secrets
 	redacted map[string]int
 }
@@ -217,6 +223,9 @@ func Parse(ctx context.Context, file string, data []byte, secrets Secrets) ([]Co
 	if err := p.parse(ctx); err != nil {
 		return nil, nil, err
 	}
+	if p.tail != nil {
+		p.tail.path, p.tail.data, p.tail.secrets = file, data, secrets
+	}
 	convs, bad := p.conversations()
 	return convs, bad, nil
 }
@@ -232,7 +241,7 @@ func newParser(file string, secrets Secrets) *parser {
 // conversations returns what was read, as far as it can be stored, and what could not be read.
 func (p *parser) conversations() ([]Conversation, []*BadInput) {
 	if len(p.out) > 0 {
-		p.out[0].Redacted = p.redacted
+		p.out[0].Redacted, p.out[0].tail = p.redacted, p.tail
 	}
 	seen := map[string]int{}
 	out := p.out[:0]
@@ -365,23 +374,33 @@ func (p *parser) lines(ctx context.Context) error {
 		}
 		t.own(p, slices.Concat([]byte("["), bytes.Join(all, []byte(",")), []byte("]")), p.stem, 0)
 	default:
-		entries := make([]*entry, len(s.pieces))
-		for i := range s.pieces {
-			if i%1000 == 0 && ctx.Err() != nil {
-				return ctx.Err()
-			}
-			entries[i] = t.entry(s.pieces[i], i)
-			if parent := subagentOf(p.path); t == claude && parent != "" && entries[i].agent != "" {
-				entries[i].session = parent
-			}
+		entries, err := p.entries(ctx, t, &s)
+		if err != nil {
+			return err
 		}
-		talks := t.build(p.stem, entries)
+		b := t.build(p.stem, entries)
 		for m, n := range s.mended {
-			talks[0].Mended[m] += n
+			b.talks[0].Mended[m] += n
 		}
-		p.take(talks, s.gaps)
+		p.take(b.talks, s.gaps)
+		p.tail = tailOf(&s, b)
 	}
 	return nil
+}
+
+// entries reads the pieces of a file of lines.
+func (p *parser) entries(ctx context.Context, t *format, s *splitter) ([]*entry, error) {
+	entries := make([]*entry, len(s.pieces))
+	for i := range s.pieces {
+		if i%1000 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		entries[i] = t.entry(s.pieces[i], s.before+i)
+		if parent := subagentOf(p.path); t == claude && parent != "" && entries[i].agent != "" {
+			entries[i].session = parent
+		}
+	}
+	return entries, nil
 }
 
 // take takes over conversations of a file. gaps has the bytes between their events, if they are one.
@@ -444,7 +463,7 @@ func (p *parser) elements(t *format, raw []byte, list gjson.Result, id string, l
 		return nil
 	}
 	between.set(len(entries), raw[end:])
-	talks := t.build(id, entries)
+	talks := t.build(id, entries).talks
 	if odd > 0 {
 		talks[0].Mended[MendUnknownKind] += odd
 	}
@@ -521,13 +540,12 @@ func (c *Conversation) finish() {
 	c.Model, c.Cwd = clip(c.Model, turnstone.MaxModel), clip(c.Cwd, turnstone.MaxText)
 	c.setSteps()
 	c.setTimes()
-	for i := range c.Events {
-		if c.Events[i].Kind == Unreadable {
+	for i := range c.Events[c.since:] {
+		e := &c.Events[c.since+i]
+		if e.Kind == Unreadable {
 			c.torn++
 		}
-	}
-	for i := range c.Events {
-		clipModels(c.Events[i].Usage)
+		clipModels(e.Usage)
 	}
 	clipModels(c.Totals)
 }
@@ -535,16 +553,16 @@ func (c *Conversation) finish() {
 // setSteps sets the kinds, turns and steps of the events, and the name of the
 // conversation. Events before the first user message belong to its turn.
 func (c *Conversation) setSteps() {
-	afterTool, afterUser := false, false
-	for i := range c.Events {
-		e := &c.Events[i]
+	afterTool := c.since > 0 && c.Events[c.since-1].Kind == "tool"
+	for i := range c.Events[c.since:] {
+		e := &c.Events[c.since+i]
 		e.Kind = cmp.Or(clip(strings.ToValidUTF8(e.Kind, "�"), turnstone.MaxKind), "event")
 		if e.Turn && c.Name == "" {
 			c.Name = clip(strings.Join(strings.Fields(Text(e.Payload)), " "), 80)
 		}
 		fromUser := e.Turn
-		e.Turn = fromUser && afterUser
-		afterUser = afterUser || fromUser
+		e.Turn = fromUser && c.asked
+		c.asked = c.asked || fromUser
 		e.Step = e.Turn || e.Kind == "assistant" && afterTool
 		afterTool = e.Kind == "tool"
 	}
@@ -553,8 +571,11 @@ func (c *Conversation) setSteps() {
 // setTimes gives events without a time that of the event before.
 func (c *Conversation) setTimes() {
 	at := c.began
-	for i := range c.Events {
-		e := &c.Events[i]
+	if c.since > 0 {
+		at = c.Events[c.since-1].Time
+	}
+	for i := range c.Events[c.since:] {
+		e := &c.Events[c.since+i]
 		if e.Time.IsZero() {
 			e.Time = at
 		}

@@ -216,8 +216,18 @@ func (l *loader) holders(ctx context.Context, identity string) (all []*turnstone
 	return all, nil
 }
 
+// errOthers: the session of a file that has grown was changed by others, so the file is read as a whole.
+var errOthers = errors.New("the session was changed")
+
 // find returns the session that holds c, compared with c, or nil if no session does.
 func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
+	if c.since > 0 {
+		h, err := l.again(ctx, c)
+		if l.Replace || err == nil && h == nil || errors.Is(err, turnstone.ErrSessionNotFound) {
+			err = errOthers
+		}
+		return h, err
+	}
 	all, err := l.holders(ctx, c.Identity)
 	if err != nil {
 		return nil, err
@@ -252,6 +262,14 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 	became := Outcome("")
 	for left, commits := tries, 0; ; left-- {
 		h, err := l.find(ctx, c)
+		if errors.Is(err, errOthers) {
+			if c, err = c.whole(ctx); err != nil {
+				return err
+			}
+			r.Conversation = c
+			c.seal()
+			continue
+		}
 		if err == nil && h == nil {
 			if h, err = l.create(ctx, c); err == nil {
 				became = cmp.Or(became, Imported)
@@ -273,7 +291,9 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 		if left > 0 && beside(err) {
 			continue
 		}
-		r.Outcome = cmp.Or(became, r.Outcome)
+		if r.Outcome = cmp.Or(became, r.Outcome); err == nil {
+			c.keep(h)
+		}
 		return err
 	}
 }
@@ -286,11 +306,11 @@ func beside(err error) bool {
 // check returns an error if the store would refuse an event, so that nothing of the conversation is
 // stored then.
 func (c *Conversation) check() error {
-	for i := range c.Events {
-		e := &c.Events[i]
+	for i := range c.Events[c.since:] {
+		e := &c.Events[c.since+i]
 		in := turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: e.Kind, Key: e.Key, Payload: e.Payload}}, Checkpoint: e.Checkpoint, Usage: e.Usage}
 		if err := in.Check(); err != nil {
-			return fmt.Errorf("message %d: %w", i, err)
+			return fmt.Errorf("message %d: %w", c.since+i, err)
 		}
 	}
 	return nil

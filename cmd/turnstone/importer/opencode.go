@@ -83,7 +83,7 @@ func opencodeSession(p *parser, raw []byte, id string, line int) {
 	each(filepath.Join("message", f.text("id")), func(message []byte) {
 		each(filepath.Join("part", str(gjson.GetBytes(message, "id"))), func([]byte) {})
 	})
-	p.take(opencode.build(id, o.all), nil)
+	p.take(opencode.build(id, o.all).talks, nil)
 }
 
 // opencodeEntries collects the entries of a session of OpenCode: of the session itself, and then of each message

@@ -54,6 +54,8 @@ var errObjects = fmt.Errorf("has more than %d lines", maxObjects)
 type splitter struct {
 	data   []byte
 	begin  int // of the first line
+	lines  int // number of lines before it
+	before int // number of pieces before it
 	pieces []piece
 	gaps   gaps
 	end    int                // of the last piece
@@ -83,7 +85,7 @@ func (g gaps) before(n int) []byte {
 // split divides data. The end of ctx ends it.
 func (s *splitter) split(ctx context.Context) error {
 	s.gaps, s.mended = gaps{}, map[Mend]int{}
-	for at, line := s.begin, 1; at < len(s.data); line++ {
+	for at := s.begin; at < len(s.data); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -91,12 +93,13 @@ func (s *splitter) split(ctx context.Context) error {
 		if i := bytes.IndexByte(s.data[at:], '\n'); i >= 0 {
 			end, next, whole = at+i, at+i+1, true
 		}
-		if err := s.line(ctx, line, at, end, whole); err != nil {
+		s.lines++
+		if err := s.line(ctx, s.lines, at, end, whole); err != nil {
 			return err
 		}
 		at = next
 	}
-	s.gaps.set(len(s.pieces), s.data[s.end:])
+	s.gaps.set(s.before+len(s.pieces), s.data[s.end:])
 	return nil
 }
 
@@ -143,7 +146,7 @@ func (s *splitter) line(ctx context.Context, number, at, end int, whole bool) er
 
 // check returns an error if ctx has ended, or the file has too many objects.
 func (s *splitter) check(ctx context.Context) error {
-	if len(s.pieces) > maxObjects {
+	if s.before+len(s.pieces) > maxObjects {
 		return errObjects
 	}
 	if len(s.pieces)%1000 == 0 {
@@ -209,7 +212,7 @@ func (s *splitter) add(line, at, end int, broken Mend) {
 		}
 		broken = MendLarge
 	}
-	s.gaps.set(len(s.pieces), s.data[s.end:at])
+	s.gaps.set(s.before+len(s.pieces), s.data[s.end:at])
 	s.pieces = append(s.pieces, piece{line, s.data[at:end], broken})
 	s.end = end
 }

@@ -1,0 +1,282 @@
+package importer
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"hash"
+	"hash/maphash"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/zeebo/blake3"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+)
+
+// A tail is what an import has learnt of a file of lines. When the file has grown, only the lines behind it are
+// parsed, compared with the session and stored. Of the rest it needs the hash alone.
+//
+// Some lines change what was made of those before them. Such a file is read as a whole again, and so is one whose
+// session was changed by others.
+type tail struct {
+	path    string
+	secrets Secrets
+	data    []byte // the file, until sum is computed
+	size    int64  // of the file, whose last byte is a line feed
+	sum     [32]byte
+
+	lines, pieces int
+	rest          []byte // behind the last piece
+	gaps          gaps
+	b             *builder
+
+	// These are of the conversation that was imported.
+	events hash.Cloner // of its digest
+	count  int         // of its events
+	torn   int
+	asked  bool
+	began  time.Time
+	held   *held // nil if its session can't be gone on from
+}
+
+// tailOf returns the tail of a file of lines that was split and built, or nil if nothing can go on from it.
+func tailOf(s *splitter, b *builder) *tail {
+	if len(b.talks) != 1 || len(s.pieces) < 2 || len(s.mended) > 0 || !bytes.HasSuffix(s.data, []byte("\n")) {
+		return nil
+	}
+	return &tail{lines: s.lines, pieces: len(s.pieces), rest: s.data[s.end:], gaps: s.gaps, b: b}
+}
+
+// seed is that of the hashes by which repeated lines are found.
+var seed = maphash.MakeSeed()
+
+// more adds the entries of lines that a file of one conversation has grown by. It returns false if they change what
+// was made of the others.
+func (b *builder) more(entries []*entry) bool {
+	k := b.talks[0]
+	from := len(k.entries)
+	for _, e := range entries {
+		if !b.loose(e) && k.key != [2]string{e.session, e.agent} || e.id != "" && k.wanted[e.id] {
+			return false
+		}
+	}
+	k.entries = append(k.entries, entries...)
+	k.index(from)
+	for _, e := range entries {
+		if e.id != "" && b.home[e.id] == nil {
+			b.home[e.id] = k
+		}
+	}
+	for i := from; i < len(k.entries); i++ {
+		b.add(k, i)
+	}
+	return true
+}
+
+// forget removes from a conversation what later lines don't need.
+func (k *talk) forget() {
+	if k.wanted == nil {
+		k.wanted = map[string]bool{}
+	}
+	for i := len(k.sums); i < len(k.entries); i++ {
+		e := k.entries[i]
+		if _, here := k.first[e.titleOf]; !here {
+			k.wanted[e.titleOf] = true
+		}
+		k.sums = append(k.sums, maphash.Bytes(seed, e.raw))
+		k.entries[i] = nil
+	}
+	for i := range k.Events {
+		k.wanted[k.Events[i].missing] = true
+		k.Events[i].Payload, k.Events[i].Usage = nil, nil
+	}
+}
+
+// again returns the session that a conversation goes on from, or nil if it was changed since the tail of the
+// conversation was made.
+func (l *loader) again(ctx context.Context, c *Conversation) (*held, error) {
+	h := c.tail.held
+	s, err := l.st.SessionByIncarnation(ctx, h.info.Incarnation)
+	if err != nil {
+		return nil, err
+	}
+	info, err := s.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	state, err := s.Load(ctx, turnstone.Scope{After: h.state.Revision, Records: []string{stampKey}})
+	if err != nil {
+		return nil, err
+	}
+	last := state.Records[stampKey]
+	if info.Labels[IdentityLabel] != c.Identity || state.Revision != h.state.Revision || parseStamp(last.Value) != h.mark {
+		return nil, nil
+	}
+	state.Nodes = h.state.Nodes
+	h.session, h.info, h.state, h.marked, h.c = s, info, state, last.Version, c
+	if h.same = h.mark == c.stamp; h.same {
+		return h, nil
+	}
+	h.fresh = len(c.Events) - len(h.ids)
+	h.ids = slices.Concat(h.ids, make([]graph.ID, h.fresh))
+	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
+	return h, nil
+}
+
+// keep notes in the tail of a conversation what its session has now.
+func (c *Conversation) keep(h *held) {
+	if c.tail == nil {
+		return
+	}
+	k := c.tail
+	k.events, k.count, k.torn, k.asked, k.began = c.events, len(c.Events), c.torn, c.asked, c.began
+	if k.held = nil; h.state != nil && h.mark == c.stamp && h.other == 0 && !h.linked && len(h.parents) == 0 && !slices.Contains(h.gone, true) {
+		k.held = h
+	}
+}
+
+// whole reads the file of a conversation that has the lines alone by which the file has grown.
+func (c *Conversation) whole(ctx context.Context) (*Conversation, error) {
+	f, err := os.Open(c.tail.path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := Read(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	convs, _, err := Parse(ctx, c.tail.path, data, c.tail.secrets)
+	for i := range convs {
+		if convs[i].Identity == c.Identity {
+			return &convs[i], nil
+		}
+	}
+	return nil, cmp.Or(err, fmt.Errorf("%s was replaced while it was read", c.File))
+}
+
+// Tails has what is known of files that were imported, so that one that has grown is imported in a time that depends on
+// what it grew by. The rest of it is read, but only to see that it is the same. Its methods may be called at the same
+// time. The zero value is ready for use.
+type Tails struct {
+	mu     sync.Mutex
+	tails  []*tail // the most recently used is the last
+	events int     // of all of them
+}
+
+// minTail is the size of the smallest file that is kept: another one is parsed in a few milliseconds.
+var minTail int64 = 256 << 10
+
+// maxEvents is how many events all kept files may have. Each takes about a kilobyte.
+const maxEvents = 1 << 16
+
+// Parse reads the lines by which a file has grown since Keep got its conversation. It returns nil if the file has
+// to be read as a whole, as the function Parse does.
+//
+// The events before the new ones have no payloads. Load needs none, unless others have changed the session. Then it
+// reads the file again.
+func (t *Tails) Parse(ctx context.Context, path string) ([]Conversation, error) {
+	k := t.take(path)
+	if k == nil {
+		return nil, nil
+	}
+	more, err := k.grown(ctx)
+	if err != nil || more == nil {
+		return nil, ctx.Err() // Whoever reads all of the file meets the error.
+	}
+	p := newParser(path, k.secrets)
+	s := splitter{data: slices.Concat(k.rest, p.redact(more)), begin: len(k.rest), lines: k.lines, before: k.pieces}
+	if err := s.split(ctx); err != nil || len(s.mended) > 0 {
+		return nil, ctx.Err()
+	}
+	entries, err := p.entries(ctx, k.b.format, &s)
+	if err != nil || !k.b.more(entries) {
+		return nil, err
+	}
+	k.lines, k.pieces, k.rest = s.lines, k.pieces+len(s.pieces), s.data[s.end:]
+	k.gaps = maps.Clone(k.gaps)
+	delete(k.gaps, s.before)
+	maps.Copy(k.gaps, s.gaps)
+	c := k.b.talks[0].Conversation
+	c.since, c.torn, c.asked, c.began, c.gaps = k.count, k.torn, k.asked, k.began, k.gaps
+	p.out, p.tail = []Conversation{c}, k
+	convs, _ := p.conversations()
+	return convs, nil
+}
+
+// grown returns the bytes that were added to the file, which may be none, or nil if it did not just grow.
+func (k *tail) grown(ctx context.Context) ([]byte, error) {
+	f, err := os.Open(k.path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	h := blake3.New()
+	for left := k.size; left > 0; {
+		n, err := io.CopyN(h, f, min(left, maxAtOnce))
+		if left -= n; err != nil || ctx.Err() != nil {
+			return nil, cmp.Or(ctx.Err(), err)
+		}
+	}
+	if !bytes.Equal(h.Sum(nil), k.sum[:]) {
+		return nil, nil
+	}
+	more, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if k.size += int64(len(more)); err != nil || k.size > maxFile || len(more) > 0 && !bytes.HasSuffix(more, []byte("\n")) {
+		return nil, err
+	}
+	_, _ = h.Write(more)
+	h.Sum(k.sum[:0])
+	return more, nil
+}
+
+// maxAtOnce is how much of a file is read before ctx is looked at.
+const maxAtOnce = 16 << 20
+
+// Keep keeps what is known of a file whose conversations were imported. They are not to be used any more.
+func (t *Tails) Keep(results []Result) {
+	if len(results) != 1 {
+		return
+	}
+	c := results[0].Conversation
+	k := c.tail
+	if results[0].Err != nil || k == nil || k.held == nil || max(k.size, int64(len(k.data))) < minTail {
+		return
+	}
+	if k.data != nil {
+		k.size, k.sum, k.data = int64(len(k.data)), blake3.Sum256(k.data), nil
+	}
+	k.b.talks[0].forget()
+	k.held.forget()
+	k.rest, k.held.c = bytes.Clone(k.rest), nil
+	for n, gap := range k.gaps { // They are parts of the file, which would be kept with them.
+		k.gaps[n] = bytes.Clone(gap)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tails = append(t.tails, k)
+	for t.events += k.count; t.events > maxEvents && len(t.tails) > 1; t.tails = slices.Delete(t.tails, 0, 1) {
+		t.events -= t.tails[0].count
+	}
+}
+
+// take removes and returns what is known of a file.
+func (t *Tails) take(path string) *tail {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.IndexFunc(t.tails, func(k *tail) bool { return k.path == path })
+	if i < 0 {
+		return nil
+	}
+	k := t.tails[i]
+	t.tails = slices.Delete(t.tails, i, i+1)
+	t.events -= k.count
+	return k
+}
