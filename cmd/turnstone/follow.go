@@ -21,10 +21,9 @@ import (
 )
 
 const followHelp = `Import the sessions of the agents on this machine, and then what they write, within a
-second (what OpenCode writes to files, not to its database: within --poll). The command
-knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot CLI, Cursor, OpenCode,
-Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER… names others instead,
-or a database of OpenCode.
+second. The command knows where Claude Code, Codex CLI, Gemini CLI, Qwen Code, Copilot
+CLI, Cursor, OpenCode, Kimi, Droid, pi, OpenClaw, Cline and Roo Code keep them; FOLDER…
+names others instead, or a database of OpenCode.
 
 A file that has grown adds to its session, one that was rewritten becomes a branch of
 it, and a deleted one stays in the store. The command may be stopped at any time, and
@@ -66,7 +65,7 @@ func (a *app) follow() *cobra.Command {
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, secrets: secrets(f.redact), options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}, followed: map[string]bool{}}
+				w := follower{cmd: cmd, st: st, flags: &f, folders: folders, secrets: secrets(f.redact), options: importer.Options{Group: f.group, Clock: clock}, unread: map[string]unread{}, failed: map[string]string{}, unwatched: map[string]bool{}, followed: map[string]bool{}, beside: map[string][]string{}}
 				err := w.run(cmd.Context())
 				if errors.Is(err, context.Canceled) && !f.once {
 					return nil // That is how it ends.
@@ -122,6 +121,7 @@ type follower struct {
 	failed    map[string]string // errors of conversations that could not be stored
 	watcher   *fsnotify.Watcher
 	tails     importer.Tails
+	beside    map[string][]string // sessions by the folders in which their agent writes beside them, which are watched
 }
 
 // unread is a version of a file that could not be read, and why.
@@ -209,19 +209,64 @@ func (w *follower) pass(ctx context.Context) error {
 func (w *follower) walk(ctx context.Context, folder string) []importer.Source {
 	found, _ := transcriptsBelow(ctx, folder, func(dir string) {
 		w.followed[dir] = w.followed[dir] || !importer.IsDatabase(folder)
-		if w.watcher != nil && !w.flags.once {
-			if err := w.watcher.Add(dir); err != nil && !w.unwatched[dir] {
-				w.unwatched[dir] = true
-				fmt.Fprintf(w.cmd.ErrOrStderr(), "no notifications of %s, so a change is seen within %v: %v\n", clean(dir), w.flags.poll, err)
+		w.watch(dir)
+	})
+	for _, s := range found {
+		w.watchBeside(s)
+	}
+	return found
+}
+
+// watch watches a folder.
+func (w *follower) watch(dir string) {
+	if w.watcher == nil || w.flags.once {
+		return
+	}
+	if err := w.watcher.Add(dir); err != nil && !w.unwatched[dir] {
+		w.unwatched[dir] = true
+		fmt.Fprintf(w.cmd.ErrOrStderr(), "no notifications of %s, so a change is seen within %v: %v\n", clean(dir), w.flags.poll, err)
+	}
+}
+
+// watchBeside watches the folders beside a session in which its agent writes now, and no others. It reports whether
+// one of them was not watched before.
+func (w *follower) watchBeside(s importer.Source) (more bool) {
+	for dir, sessions := range w.beside {
+		if !slices.Contains(sessions, s.Path) || slices.Contains(s.Beside, dir) {
+			continue
+		}
+		if w.beside[dir] = slices.DeleteFunc(sessions, func(path string) bool { return path == s.Path }); len(w.beside[dir]) == 0 {
+			delete(w.beside, dir)
+			if w.watcher != nil && !w.followed[dir] {
+				_ = w.watcher.Remove(dir) // It may be gone.
 			}
 		}
-	})
-	return found
+	}
+	for _, dir := range s.Beside {
+		if !slices.Contains(w.beside[dir], s.Path) {
+			w.beside[dir] = append(w.beside[dir], s.Path)
+			w.watch(dir)
+			more = true
+		}
+	}
+	return more
 }
 
 // below returns the transcripts among the paths, and those in new folders among them.
 func (w *follower) below(ctx context.Context, changed map[string]bool) []importer.Source {
 	var files []importer.Source
+	look := func(path string) {
+		found := importer.Look(ctx, path)
+		if slices.ContainsFunc(found, w.watchBeside) {
+			found = importer.Look(ctx, path) // It may have changed before it was watched.
+		}
+		files = append(files, found...)
+	}
+	for path := range maps.Clone(changed) {
+		for _, session := range w.beside[filepath.Dir(path)] {
+			changed[session] = true
+		}
+	}
 	for _, path := range slices.Sorted(maps.Keys(changed)) {
 		switch info, err := os.Lstat(path); {
 		case err != nil: // It is gone.
@@ -229,7 +274,7 @@ func (w *follower) below(ctx context.Context, changed map[string]bool) []importe
 		case info.IsDir():
 			files = append(files, w.walk(ctx, path)...)
 		case info.Mode().IsRegular() && importer.MayBeTranscript(path):
-			files = append(files, importer.Look(ctx, path)...)
+			look(path)
 		}
 	}
 	return files

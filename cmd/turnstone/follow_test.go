@@ -202,17 +202,26 @@ func TestP20_FollowedSessionsOfOpenCodeGrowWithTheirOtherFiles(t *testing.T) {
 	storage := filepath.Join(dir, "storage")
 	appendTo(t, storage+"/session/p/ses_1.json", `{"id":"ses_1","projectID":"p","directory":"/w","title":"t","time":{"created":1730000000000}}`)
 	appendTo(t, storage+"/message/ses_1/msg_1.json", `{"id":"msg_1","role":"user"}`)
-	run := func(want string) {
-		t.Helper()
-		if out := must(t, "follow", "--once", dir, "--store", store); !strings.Contains(out, want) {
-			t.Errorf("no %q in %s", want, out)
-		}
-	}
-	run("opencode imported ses_1: 2 nodes")
-	appendTo(t, storage+"/part/msg_1/prt_1.json", `{"id":"prt_1","type":"text","text":"hi"}`)
-	run("opencode grown ses_1: 1 node")
+	var out output
+	stop := followed(t, store, &out, "--poll", "1h", dir)
+	out.waitFor(t, "opencode imported ses_1: 2 nodes", 1)
+	appendTo(t, storage+"/part/msg_1/prt_1.json", `{"id":"prt_1","type":"text","text":"hi"}`) // in a folder that was not there
+	out.waitFor(t, "opencode grown ses_1: 1 node", 1)
 	appendTo(t, storage+"/message/ses_1/msg_2.json", `{"id":"msg_2","role":"assistant"}`)
-	run("opencode grown ses_1: 1 node")
+	out.waitFor(t, "opencode grown ses_1: 1 node", 2)
+	for i := range 3 {
+		appendTo(t, fmt.Sprintf("%s/part/msg_2/prt_%d.json", storage, i+2), fmt.Sprintf(`{"id":"prt_%d","type":"text","text":"ho"}`, i+2))
+		out.waitFor(t, "opencode grown ses_1: 1 node", 3+i)
+	}
+	appendTo(t, storage+"/session/p/ses_2.json", `{"id":"ses_2","projectID":"p","directory":"/w","title":"t","time":{"created":1730000000000}}`)
+	out.waitFor(t, "opencode imported ses_2: 1 node", 1)
+	appendTo(t, storage+"/message/ses_2/msg_3.json", `{"id":"msg_3","role":"user"}`)
+	out.waitFor(t, "opencode grown ses_2: 1 node", 1)
+	stop()
+	appendTo(t, storage+"/message/ses_1/msg_4.json", `{"id":"msg_4","role":"user"}`)
+	if out := must(t, "follow", "--once", dir, "--store", store); !strings.Contains(out, "opencode grown ses_1: 1 node") {
+		t.Errorf("%s", out)
+	}
 }
 
 // Agents write, and the follower is killed, again and again. In the end the store has each file once, byte for byte.

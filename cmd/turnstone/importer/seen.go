@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 )
@@ -28,6 +30,9 @@ type Source struct {
 	Path    string
 	Version *Seen // nil if the source is no file and no database, or is not there
 	Size    int64 // of the file, in bytes; that of a database counts for its first session
+	// Beside has the other folders in which the agent writes what comes next, if it has written to the session of
+	// late. One that is not there yet is replaced by the one that it will be in.
+	Beside []string
 }
 
 // Look returns the sources at a path: the sessions of a database, or the file itself, whatever it is.
@@ -45,33 +50,55 @@ func Look(ctx context.Context, path string) []Source {
 		}
 	}
 	version := fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())
+	s := Source{Path: path, Size: info.Size()}
 	if dir := filepath.Dir(filepath.Dir(path)); filepath.Base(dir) == "session" && filepath.Base(filepath.Dir(dir)) == "storage" {
-		version += opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
+		more, written, beside := opencodeVersion(filepath.Dir(dir), strings.TrimSuffix(filepath.Base(path), ".json"))
+		version += more
+		if written = latest(written, info.ModTime()); time.Since(written) < late {
+			s.Beside = beside
+		}
 	}
-	return []Source{{path, seenOf(path, version), info.Size()}}
+	s.Version = seenOf(path, version)
+	return []Source{s}
 }
+
+// late is how long ago an agent may have written to a session that it goes on with.
+const late = 24 * time.Hour
 
 func seenOf(path, version string) *Seen { return &Seen{SeenPrefix + hashPath(realPath(path)), version} }
 
 // opencodeVersion returns the version of the other files of a session of OpenCode: of its messages, and of the
-// parts of the last one, which is what OpenCode writes to.
-func opencodeVersion(storage, id string) string {
+// parts of the last one, which is what OpenCode writes to; and when it was written, and the folders of these files.
+func opencodeVersion(storage, id string) (version string, written time.Time, folders []string) {
 	h := sha256.New()
 	last := ""
-	list := func(dir string) {
-		files, _ := os.ReadDir(filepath.Join(storage, dir))
+	list := func(kind, of string) {
+		folder := filepath.Join(storage, kind, of)
+		files, err := os.ReadDir(folder)
+		for up := err; errors.Is(up, fs.ErrNotExist) && folder != storage; {
+			folder = filepath.Dir(folder)
+			_, up = os.Stat(folder)
+		}
+		folders = append(folders, folder)
 		for _, f := range files {
 			if info, err := f.Info(); err == nil {
 				fmt.Fprintln(h, f.Name(), info.Size(), info.ModTime().UnixNano())
-				last = strings.TrimSuffix(f.Name(), ".json")
+				last, written = strings.TrimSuffix(f.Name(), ".json"), latest(written, info.ModTime())
 			}
 		}
 	}
-	list(filepath.Join("message", id))
+	list("message", id)
 	if last != "" {
-		list(filepath.Join("part", last))
+		list("part", last)
 	}
-	return " " + sum(h)
+	return " " + sum(h), written, folders
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // Note notes the version in the session with an id, one of those that have all that is in the file.
