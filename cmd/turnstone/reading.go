@@ -234,6 +234,9 @@ func (r *reading) parse(path string) ([]importer.Conversation, []*importer.BadIn
 	if err != nil {
 		return nil, []*importer.BadInput{{File: cmp.Or(r.as, name), Reason: reason(err)}}, nil
 	}
+	if r.tails != nil {
+		return r.tails.ParseWhole(r.cmd.Context(), path, data, r.secrets)
+	}
 	return importer.Parse(r.cmd.Context(), cmp.Or(r.as, path), data, r.secrets)
 }
 

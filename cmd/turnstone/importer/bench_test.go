@@ -113,7 +113,9 @@ func BenchmarkGrowLarge(b *testing.B) {
 				if convs == nil && err == nil {
 					var data []byte
 					if data, err = os.ReadFile(path); err == nil {
-						convs, _, err = importer.Parse(ctx, path, data, nil)
+						if convs, _, err = importer.Parse(ctx, path, data, nil); way == "followed" {
+							convs, _, err = tails.ParseWhole(ctx, path, data, nil)
+						}
 					}
 				}
 				if err != nil {

@@ -171,7 +171,7 @@ func (k *talk) repeats(e *entry, i int) bool {
 func (k *talk) describe(e *entry) {
 	k.Cwd = cmp.Or(k.Cwd, e.cwd)
 	k.Model = cmp.Or(e.model, k.Model)
-	if _, here := k.first[e.titleOf]; e.title != "" && e.rank >= k.rank && (here || e.titleOf == "") {
+	if _, here := k.first[e.titleOf]; tidy(e.title) != "" && e.rank >= k.rank && (here || e.titleOf == "") {
 		k.Name, k.rank = tidy(e.title), e.rank
 	}
 	for _, label := range [][2]string{e.label, {BranchLabel, e.branch}} {

@@ -39,7 +39,7 @@ func Origins(ctx context.Context, st *turnstone.Store, convs []Conversation) (ha
 	l := &loader{st: st}
 	for i := range convs {
 		parent := convs[i].Parent
-		if known[parent] {
+		if known[parent] || convs[i].since > 0 { // It has its session.
 			continue
 		}
 		known[parent] = true

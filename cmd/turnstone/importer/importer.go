@@ -218,13 +218,13 @@ func (p *parser) fail(line int, format string, args ...any) {
 // Lines that are torn, joined, repeated, or linked to parents that are not there are mended; see Mend. If secrets is
 // set, the secrets that it finds are replaced before anything else; Conversation.Redacted counts them.
 func Parse(ctx context.Context, file string, data []byte, secrets Secrets) ([]Conversation, []*BadInput, error) {
-	p := newParser(file, secrets)
+	return newParser(file, secrets).read(ctx, data)
+}
+
+func (p *parser) read(ctx context.Context, data []byte) ([]Conversation, []*BadInput, error) {
 	p.data = p.redact(data)
 	if err := p.parse(ctx); err != nil {
 		return nil, nil, err
-	}
-	if p.tail != nil {
-		p.tail.path, p.tail.data, p.tail.secrets = file, data, secrets
 	}
 	convs, bad := p.conversations()
 	return convs, bad, nil
@@ -241,7 +241,7 @@ func newParser(file string, secrets Secrets) *parser {
 // conversations returns what was read, as far as it can be stored, and what could not be read.
 func (p *parser) conversations() ([]Conversation, []*BadInput) {
 	if len(p.out) > 0 {
-		p.out[0].Redacted, p.out[0].tail = p.redacted, p.tail
+		p.out[0].Redacted = p.redacted
 	}
 	seen := map[string]int{}
 	out := p.out[:0]

@@ -57,7 +57,7 @@ type Result struct {
 	Commits      int   // number of commits that were made
 	Nodes        int   // number of events of the conversation
 	Added        int   // number of nodes that were written
-	Bytes        int   // payload bytes of the conversation
+	Bytes        int   // payload bytes of its events; of those of Tails.Parse, of the new ones
 	Err          error // why Outcome is Failed
 }
 
@@ -266,8 +266,7 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 			if c, err = c.whole(ctx); err != nil {
 				return err
 			}
-			r.Conversation = c
-			c.seal()
+			r.Conversation, r.Nodes, r.Bytes = c, len(c.Events), c.PayloadBytes()
 			continue
 		}
 		if err == nil && h == nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash"
 	"hash/maphash"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,21 +22,20 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 )
 
-// A tail is what an import has learnt of a file of lines. When the file has grown, only the lines behind it are
+// A tail is what a follower has learnt of a file of lines. When the file has grown, only the lines behind it are
 // parsed, compared with the session and stored. Of the rest it needs the hash alone.
 //
-// Some lines change what was made of those before them. Such a file is read as a whole again, and so is one whose
-// session was changed by others.
+// There is no tail of a file with a torn line, with several conversations, or without a line feed at its end, and none
+// if the session has something that the file does not. Some lines change what was made of those before them; then all
+// of the file is read again. So it is if the session was changed by others.
 type tail struct {
 	path    string
 	secrets Secrets
-	data    []byte // the file, until sum is computed
-	size    int64  // of the file, whose last byte is a line feed
+	size    int64 // of the file, whose last byte is a line feed
 	sum     [32]byte
 
 	lines, pieces int
 	rest          []byte // behind the last piece
-	gaps          gaps
 	b             *builder
 
 	// These are of the conversation that was imported.
@@ -43,6 +44,7 @@ type tail struct {
 	torn   int
 	asked  bool
 	began  time.Time
+	name   string
 	held   *held // nil if its session can't be gone on from
 }
 
@@ -51,7 +53,7 @@ func tailOf(s *splitter, b *builder) *tail {
 	if len(b.talks) != 1 || len(s.pieces) < 2 || len(s.mended) > 0 || !bytes.HasSuffix(s.data, []byte("\n")) {
 		return nil
 	}
-	return &tail{lines: s.lines, pieces: len(s.pieces), rest: s.data[s.end:], gaps: s.gaps, b: b}
+	return &tail{lines: s.lines, pieces: len(s.pieces), rest: s.data[s.end:], b: b}
 }
 
 // seed is that of the hashes by which repeated lines are found.
@@ -87,14 +89,16 @@ func (k *talk) forget() {
 	}
 	for i := len(k.sums); i < len(k.entries); i++ {
 		e := k.entries[i]
-		if _, here := k.first[e.titleOf]; !here {
+		if _, here := k.first[e.titleOf]; !here && e.titleOf != "" {
 			k.wanted[e.titleOf] = true
 		}
 		k.sums = append(k.sums, maphash.Bytes(seed, e.raw))
 		k.entries[i] = nil
 	}
 	for i := range k.Events {
-		k.wanted[k.Events[i].missing] = true
+		if missing := k.Events[i].missing; missing != "" {
+			k.wanted[missing] = true
+		}
 		k.Events[i].Payload, k.Events[i].Usage = nil, nil
 	}
 }
@@ -112,6 +116,9 @@ func (l *loader) again(ctx context.Context, c *Conversation) (*held, error) {
 		return nil, err
 	}
 	state, err := s.Load(ctx, turnstone.Scope{After: h.state.Revision, Records: []string{stampKey}})
+	if errors.Is(err, turnstone.ErrRevisionNotFound) { // An older copy of the store was put back.
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +131,8 @@ func (l *loader) again(ctx context.Context, c *Conversation) (*held, error) {
 	if h.same = h.mark == c.stamp; h.same {
 		return h, nil
 	}
-	h.fresh = len(c.Events) - len(h.ids)
-	h.ids = slices.Concat(h.ids, make([]graph.ID, h.fresh))
+	h.fresh = len(c.Events) - c.since
+	h.ids = slices.Concat(h.ids[:c.since], make([]graph.ID, h.fresh))
 	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
 	return h, nil
 }
@@ -136,7 +143,7 @@ func (c *Conversation) keep(h *held) {
 		return
 	}
 	k := c.tail
-	k.events, k.count, k.torn, k.asked, k.began = c.events, len(c.Events), c.torn, c.asked, c.began
+	k.events, k.count, k.torn, k.asked, k.began, k.name = c.events, len(c.Events), c.torn, c.asked, c.began, strings.Clone(c.Name)
 	if k.held = nil; h.state != nil && h.mark == c.stamp && h.other == 0 && !h.linked && len(h.parents) == 0 && !slices.Contains(h.gone, true) {
 		k.held = h
 	}
@@ -153,10 +160,11 @@ func (c *Conversation) whole(ctx context.Context) (*Conversation, error) {
 	if err != nil {
 		return nil, err
 	}
-	convs, _, err := Parse(ctx, c.tail.path, data, c.tail.secrets)
+	convs, _, err := (&Tails{}).ParseWhole(ctx, c.tail.path, data, c.tail.secrets)
 	for i := range convs {
 		if convs[i].Identity == c.Identity {
-			return &convs[i], nil
+			convs[i].seal()
+			return &convs[i], convs[i].check()
 		}
 	}
 	return nil, cmp.Or(err, fmt.Errorf("%s was replaced while it was read", c.File))
@@ -177,8 +185,19 @@ var minTail int64 = 256 << 10
 // maxEvents is how many events all kept files may have. Each takes about a kilobyte.
 const maxEvents = 1 << 16
 
+// ParseWhole is Parse for a follower: the conversations have what Keep keeps.
+func (t *Tails) ParseWhole(ctx context.Context, file string, data []byte, secrets Secrets) ([]Conversation, []*BadInput, error) {
+	p := newParser(file, secrets)
+	convs, bad, err := p.read(ctx, data)
+	if k := p.tail; len(convs) == 1 && k != nil && int64(len(data)) >= minTail && !strings.HasSuffix(file, ".gz") {
+		k.path, k.secrets, k.size, k.sum = file, secrets, int64(len(data)), blake3.Sum256(data)
+		convs[0].tail = k
+	}
+	return convs, bad, err
+}
+
 // Parse reads the lines by which a file has grown since Keep got its conversation. It returns nil if the file has
-// to be read as a whole, as the function Parse does.
+// to be read as a whole, as ParseWhole does.
 //
 // The events before the new ones have no payloads. Load needs none, unless others have changed the session. Then it
 // reads the file again.
@@ -201,13 +220,15 @@ func (t *Tails) Parse(ctx context.Context, path string) ([]Conversation, error) 
 		return nil, err
 	}
 	k.lines, k.pieces, k.rest = s.lines, k.pieces+len(s.pieces), s.data[s.end:]
-	k.gaps = maps.Clone(k.gaps)
-	delete(k.gaps, s.before)
-	maps.Copy(k.gaps, s.gaps)
 	c := k.b.talks[0].Conversation
-	c.since, c.torn, c.asked, c.began, c.gaps = k.count, k.torn, k.asked, k.began, k.gaps
-	p.out, p.tail = []Conversation{c}, k
-	convs, _ := p.conversations()
+	maps.Copy(c.gaps, s.gaps)
+	c.since, c.torn, c.asked, c.began, c.Name = k.count, k.torn, k.asked, k.began, cmp.Or(c.Name, k.name)
+	c.Mended, c.tail = maps.Clone(c.Mended), k
+	p.out = []Conversation{c}
+	convs, bad := p.conversations()
+	if len(bad) > 0 {
+		return nil, nil
+	}
 	return convs, nil
 }
 
@@ -247,22 +268,20 @@ func (t *Tails) Keep(results []Result) {
 	}
 	c := results[0].Conversation
 	k := c.tail
-	if results[0].Err != nil || k == nil || k.held == nil || max(k.size, int64(len(k.data))) < minTail {
+	if results[0].Err != nil || k == nil || k.held == nil || k.count > maxEvents {
 		return
-	}
-	if k.data != nil {
-		k.size, k.sum, k.data = int64(len(k.data)), blake3.Sum256(k.data), nil
 	}
 	k.b.talks[0].forget()
 	k.held.forget()
 	k.rest, k.held.c = bytes.Clone(k.rest), nil
-	for n, gap := range k.gaps { // They are parts of the file, which would be kept with them.
-		k.gaps[n] = bytes.Clone(gap)
+	for n, gap := range c.gaps { // They are parts of the file, which would be kept with them.
+		c.gaps[n] = bytes.Clone(gap)
 	}
+	t.take(k.path)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tails = append(t.tails, k)
-	for t.events += k.count; t.events > maxEvents && len(t.tails) > 1; t.tails = slices.Delete(t.tails, 0, 1) {
+	for t.events += k.count; t.events > maxEvents; t.tails = slices.Delete(t.tails, 0, 1) {
 		t.events -= t.tails[0].count
 	}
 }

@@ -39,7 +39,11 @@ func (g *grower) bring(path string) []importer.Result {
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		convs, _, err = importer.Parse(ctx, path, data, nil)
+		if g.tails != nil {
+			convs, _, err = g.tails.ParseWhole(ctx, path, data, nil)
+		} else {
+			convs, _, err = importer.Parse(ctx, path, data, nil)
+		}
 		if err != nil {
 			g.t.Fatal(err)
 		}
@@ -63,7 +67,11 @@ func claudeLine(rnd *rand.Rand, i int) string {
 	if rnd.IntN(12) == 0 {
 		id = near()
 	}
-	switch rnd.IntN(9) {
+	switch rnd.IntN(11) {
+	case 9:
+		return fmt.Sprintf(`{"type":"user","uuid":%q,"parentUuid":%q,"sessionId":"s1","message":{"role":"user","content":"<command-name>/cost %d</command-name>"}}`, id, parent, i)
+	case 10:
+		return fmt.Sprintf(`{"type":"user","uuid":%q,"parentUuid":%q,"sessionId":"s1","isMeta":true,"message":{"role":"user","content":"meta %d"}}`, id, parent, i)
 	case 0:
 		return fmt.Sprintf(`{"type":"summary","summary":"title %d","leafUuid":%q}`, i, near())
 	case 1:
@@ -195,7 +203,7 @@ func disturb(t *testing.T, s *turnstone.Session, other int, payload string) {
 	}
 }
 
-// A tombstone is no revision: an import that goes on from what it has read does not see it, and has not to.
+// A tombstone is no revision: an import that goes on from what it has read does not see it. Nothing comes back.
 func TestP20_WhatWasTombstonedDoesNotComeBackWhenItsFileGrows(t *testing.T) {
 	importer.KeepSmallTails()
 	for name, all := range appended {
