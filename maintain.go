@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -165,61 +166,171 @@ type MaintainOptions struct {
 	// Pace is the part of its time that a collection works, as in gc.Options;
 	// default 0.25.
 	Pace float64
+	// ScrubEvery is the time from the beginning of one scrub to that of the next; 0 means none. One that was cut off
+	// goes on, in any process. It runs beside collections and vacuums. See Store.Scrub.
+	ScrubEvery time.Duration
+	// ScrubRate is how many bytes a scrub reads in a second at most; default 16 MiB.
+	ScrubRate int64
 	// Prune says what to prune before each collection. Its default prunes the sessions that have a retention of their
 	// own.
 	Prune gc.PruneOptions
-	// Report, if set, is called after every run, from the goroutine of
-	// maintenance. v is nil after a collection, gc after a vacuum. It must not
-	// call stop or Store.Close.
-	Report func(gc *gc.Report, v *gc.VacuumReport, err error)
+	// Report, if set, is called after every run, one call at a time, from a goroutine of
+	// maintenance. It must not call stop or Store.Close.
+	Report func(Maintained)
 }
 
-// Maintain prunes and collects in the background, and vacuums if asked to, until
+// Maintained says what one run of maintenance has done. The report of what did not run is nil. That of a scrub is there
+// beside an error, too.
+type Maintained struct {
+	GC     *gc.Report
+	Vacuum *gc.VacuumReport
+	Scrub  *ScrubReport
+	Err    error // of the run or, after a scrub, the first problem that it found
+}
+
+// Maintain prunes and collects in the background, and vacuums and scrubs if asked to, until
 // stop is called or the store is closed; both wait for it to end. The next run does what a run could not do. Without
 // Report, errors go to Options.Logger.
 func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if _, err := s.usable(context.Background()); err != nil {
 		return nil, err
 	}
-	o.Every, o.Pace = cmp.Or(o.Every, time.Minute), cmp.Or(o.Pace, 0.25)
+	o.Every, o.Pace, o.ScrubRate = cmp.Or(o.Every, time.Minute), cmp.Or(o.Pace, 0.25), cmp.Or(o.ScrubRate, 16<<20)
 	c := checker{of: "maintenance"}
 	c.positive("Every", int64(o.Every))
 	if o.VacuumEvery != 0 {
 		c.positive("VacuumEvery", int64(o.VacuumEvery))
 	}
+	if o.ScrubEvery != 0 {
+		c.positive("ScrubEvery", int64(o.ScrubEvery))
+	}
+	c.positive("ScrubRate", o.ScrubRate)
 	if err := errors.Join(c.err, checkPace("maintenance", o.Pace), checkPrune("maintenance", &o.Prune)); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	done := make(chan struct{})
-	if !s.run(func() {
-		defer close(done)
-		defer cancel()
+	var running sync.WaitGroup
+	var telling sync.Mutex
+	tell := func(m Maintained) {
+		telling.Lock()
+		defer telling.Unlock()
+		switch {
+		case ctx.Err() != nil:
+		case o.Report != nil:
+			o.Report(m)
+		case m.Err != nil && !errors.Is(m.Err, gc.ErrSuperseded) && s.opts.Logger != nil:
+			s.opts.Logger.Error("turnstone: maintenance", "error", m.Err)
+		}
+	}
+	loops := []func(){func() {
 		maintenanceLoop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
-			var g *gc.Report
-			var v *gc.VacuumReport
-			var err error
+			var m Maintained
 			if vacuum {
-				v, err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
-			} else if _, err = s.Prune(ctx, o.Prune); err == nil {
-				g, err = s.GC(ctx, gc.Options{Pace: o.Pace})
+				m.Vacuum, m.Err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
+			} else if _, m.Err = s.Prune(ctx, o.Prune); m.Err == nil {
+				m.GC, m.Err = s.GC(ctx, gc.Options{Pace: o.Pace})
 			}
-			switch {
-			case ctx.Err() != nil:
-			case o.Report != nil:
-				o.Report(g, v, err)
-			case err != nil && !errors.Is(err, gc.ErrSuperseded) && s.opts.Logger != nil:
-				s.opts.Logger.Error("turnstone: maintenance", "error", err)
-			}
+			tell(m)
 		})
-	}) {
-		cancel()
-		return nil, engine.ErrClosed
+	}}
+	if o.ScrubEvery > 0 {
+		loops = append(loops, func() { s.scrubLoop(ctx, &o, tell) })
+	}
+	for _, loop := range loops {
+		running.Add(1)
+		if !s.run(func() {
+			defer running.Done()
+			loop()
+		}) {
+			running.Done()
+			cancel()
+			running.Wait()
+			return nil, engine.ErrClosed
+		}
 	}
 	return func() {
 		cancel()
-		<-done
+		running.Wait()
 	}, nil
+}
+
+// scrubLoop scrubs until ctx ends. After a scrub that failed it waits as long as after a collection.
+func (s *Store) scrubLoop(ctx context.Context, o *MaintainOptions, tell func(Maintained)) {
+	for told := false; ; {
+		var wait time.Duration
+		state, err := verify.Scrubbed(ctx, s.histories)
+		m := Maintained{Err: err}
+		if _, end := s.begin(ctx, OpScrub, ""); end != nil && err == nil && !told { // What it knows is the age of the last one.
+			end(Outcome{Scrub: scrubReport(&verify.ScrubReport{ScrubState: state})})
+			told = true
+		}
+		if err == nil && state.Began.IsZero() && !state.Complete.IsZero() {
+			wait = state.Complete.Add(o.ScrubEvery).Sub(s.now())
+		}
+		if err == nil && wait <= 0 {
+			if m.Scrub, err = s.Scrub(ctx, ScrubOptions{Rate: o.ScrubRate}); err == nil && len(m.Scrub.Problems) > 0 {
+				m.Err = m.Scrub.Problems[0]
+			} else {
+				m.Err = err
+			}
+		}
+		if m.Scrub != nil || m.Err != nil {
+			tell(m)
+		}
+		if err != nil {
+			wait = o.Every
+		}
+		select { // The store's clock may stand still, and a machine may sleep.
+		case <-time.After(min(wait, time.Minute)):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ScrubOptions of Scrub.
+type ScrubOptions struct {
+	Rate     int64             // how many bytes to read in a second at most; 0 means as many as possible
+	For      time.Duration     // when to end before the pass is complete; 0 means at its end
+	Progress func(records int) // if set, is called from the calling goroutine with the number of records that are read
+}
+
+// A ScrubReport says what a call of Scrub has read and found, and how far the scrubbing of the store has come.
+type ScrubReport struct {
+	Began    time.Time `json:"began,omitzero"`    // when the pass that is at work began; zero if none is
+	Complete time.Time `json:"complete,omitzero"` // when the last complete pass began; zero before that
+	Found    uint64    `json:"found"`             // how many problems that pass found
+	Records  int       `json:"records"`           // that the call has read
+	Bytes    int64     `json:"bytes"`             // of their keys and values
+	Problems []error   `json:"-"`                 // those that the call has found, each a *damage.CorruptError
+	More     int       `json:"more"`              // problems beyond the first 1,000
+}
+
+// Scrub reads the records of the namespace one after the other, and verifies the checksum of each, and the hashes of
+// the segments and blobs that they are. So it finds what a disk or a file system has spoilt since it was written, which
+// nobody may read for years. It does not compare records with each other, as Verify does. In return it takes no memory,
+// and can stop: the next call, in any process, goes on where it was, up to the end of the pass. It runs beside commits
+// and maintenance, which may move records meanwhile. What is written after the pass has gone by is for the next one.
+//
+// The returned error says that Scrub itself could not go on; the report has what it found until then. It writes one
+// record, at most every ten seconds.
+func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (*ScrubReport, error) {
+	return observed(ctx, s, OpScrub, "", func(ctx context.Context) (*ScrubReport, error) {
+		if o.Rate < 0 || o.For < 0 {
+			return nil, invalid("scrub", "Rate is %d and For %v: neither may be negative", o.Rate, o.For)
+		}
+		r, err := verify.Scrub(ctx, s.histories, s.now, verify.ScrubOptions(o))
+		return scrubReport(r), err
+	}, func(r *ScrubReport, out *Outcome) {
+		out.Scrub, out.Items, out.Bytes = r, len(r.Problems)+r.More, r.Bytes
+		if len(r.Problems) > 0 {
+			out.Err = r.Problems[0]
+		}
+	})
+}
+
+func scrubReport(r *verify.ScrubReport) *ScrubReport {
+	return &ScrubReport{r.Began, r.Complete, r.Found, r.Records, r.Bytes, r.Problems, r.More}
 }
 
 // Seal makes segments of the session's loose commits, even if they don't fill one, and compresses

@@ -48,6 +48,7 @@ const (
 	OpSeal           = "seal"
 	OpDelete         = "delete"
 	OpVerify         = "verify"
+	OpScrub          = "scrub"
 	OpPrune          = "prune"
 	OpGC             = "gc"
 	OpVacuum         = "vacuum"
@@ -72,6 +73,7 @@ type Outcome struct {
 	BaseHits, BaseMisses int
 	GC                   *gc.Report       // of OpGC, when it succeeded and was no dry run
 	Vacuum               *gc.VacuumReport // of OpVacuum, when it succeeded
+	Scrub                *ScrubReport     // of OpScrub, when it succeeded
 }
 
 var engineOps = [...]string{engine.OpGet: OpEngineGet, engine.OpScan: OpEngineScan, engine.OpApply: OpEngineApply}
@@ -104,7 +106,7 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 		return none, err
 	}
 	switch name {
-	case OpGC, OpVacuum, OpVerify, OpPrune:
+	case OpGC, OpVacuum, OpVerify, OpScrub, OpPrune:
 		ctx = engine.ForMaintenance(ctx)
 	}
 	ctx, end := s.begin(ctx, name, session)

@@ -19,6 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/session"
+	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // A Store is many sessions in one namespace of one engine. It is safe for
@@ -307,6 +308,8 @@ type Stats struct {
 	Sealed  int                    `json:"sealed"`  // segments that were sealed
 	Loose   int                    `json:"loose"`   // commits that are in no segment yet
 	Deleted int                    `json:"deleted"` // deleted sessions whose data is not reclaimed yet
+
+	Scrubbed time.Time `json:"scrubbed,omitzero"` // when the last complete pass of Scrub began; zero before that
 }
 
 // Stats reads the whole namespace once.
@@ -322,7 +325,11 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	if err != nil {
 		return nil, public(err)
 	}
-	r.Format = now.Format
+	scrubbed, err := verify.Scrubbed(ctx, s.histories)
+	if err != nil {
+		return nil, err
+	}
+	r.Format, r.Scrubbed = now.Format, scrubbed.Complete
 	return (*Stats)(r), nil
 }
 

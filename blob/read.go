@@ -226,6 +226,20 @@ func (s *Store) ItemsOf(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
 	return out, nil
 }
 
+// Check verifies what is stored of a blob, which it knows by its hash in keys: its content or, if it is a list, the
+// list alone. A blob that is not there is no error.
+func (s *Store) Check(ctx context.Context, h keys.Hash) error {
+	r, err := s.first(ctx, h)
+	if err != nil || r.items != nil {
+		if errors.Is(err, damage.ErrMissing) {
+			err = nil
+		}
+		return err
+	}
+	_, err = s.ReadAll(ctx, []ID{r.id})
+	return err
+}
+
 // first reads the first value of the blob that h stands for.
 func (s *Store) first(ctx context.Context, h keys.Hash) (r stored, err error) {
 	key := s.space.Blob(h, 0)

@@ -51,7 +51,8 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 				maintained = other
 			}
 			var runs atomic.Int64
-			stop, err := maintained.Maintain(turnstone.MaintainOptions{Every: 40 * time.Millisecond, Pace: 1, Report: func(_ *gc.Report, _ *gc.VacuumReport, err error) {
+			stop, err := maintained.Maintain(turnstone.MaintainOptions{Every: 40 * time.Millisecond, Pace: 1, Report: func(m turnstone.Maintained) {
+				err := m.Err
 				if runs.Add(1); err != nil {
 					t.Error("maintenance:", err)
 				}

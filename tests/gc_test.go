@@ -100,7 +100,8 @@ func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	reports := make(chan error, 100)
-	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Prune: gc.PruneOptions{Revisions: 1}, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
+	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Prune: gc.PruneOptions{Revisions: 1}, Report: func(m turnstone.Maintained) {
+		err := m.Err
 		select {
 		case reports <- err:
 		default:

@@ -169,7 +169,7 @@ func TestI3_OptionsOutOfRangeAreRefused(t *testing.T) {
 			t.Errorf("pace %v: %v", pace, err)
 		}
 	}
-	for _, o := range []turnstone.MaintainOptions{{Every: -1}, {VacuumEvery: -time.Second}} {
+	for _, o := range []turnstone.MaintainOptions{{Every: -1}, {VacuumEvery: -time.Second}, {ScrubEvery: -1}, {ScrubRate: -1}} {
 		if _, err := st.Maintain(o); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

@@ -22,6 +22,7 @@
 //	turnstone.gc.deleted             {blob}      counter
 //	turnstone.gc.reclaimed           By          counter
 //	turnstone.vacuum.removed         {record}    counter
+//	turnstone.scrub.age              s           gauge: since the last complete scrub began, of the store that scrubs
 //
 // All have db.system.name = turnstone. error.type is turnstone.KindOf; nothing
 // in a metric names a session. Spans do, as gen_ai.conversation.id.
@@ -30,6 +31,7 @@ package turnstoneotel
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -62,6 +64,8 @@ type observer struct {
 	duration, engineDuration                           metric.Float64Histogram
 	engineIO, nodes, written, replays, conflicts       metric.Int64Counter
 	readNodes, readIO, bases, deleted, freed, vacuumed metric.Int64Counter
+
+	scrubbed atomic.Int64 // when the last complete scrub began, in nanoseconds since 1970; 0 if that is not known
 }
 
 // New returns an observer for turnstone.Options.
@@ -78,7 +82,7 @@ func New(o *Options) (turnstone.Observer, error) {
 	}
 	ob := &observer{tracer: tracers.Tracer(scope), engineSpans: o.EngineSpans}
 	m := meters.Meter(scope)
-	if err := errors.Join(ob.makeHistograms(m), ob.makeCounters(m)); err != nil {
+	if err := errors.Join(ob.makeHistograms(m), ob.makeCounters(m), ob.makeGauge(m)); err != nil {
 		return nil, err
 	}
 	return ob, nil
@@ -120,6 +124,18 @@ func (ob *observer) makeCounters(m metric.Meter) error {
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
+}
+
+// makeGauge makes the gauge of the age of the last scrub.
+func (ob *observer) makeGauge(m metric.Meter) error {
+	_, err := m.Float64ObservableGauge("turnstone.scrub.age", metric.WithUnit("s"), metric.WithDescription("Time since the last complete scrub began"),
+		metric.WithFloat64Callback(func(_ context.Context, to metric.Float64Observer) error {
+			if at := ob.scrubbed.Load(); at != 0 {
+				to.Observe(time.Since(time.Unix(0, at)).Seconds(), metric.WithAttributes(system))
+			}
+			return nil
+		}))
+	return err
 }
 
 // Begin implements turnstone.Observer.
@@ -166,6 +182,10 @@ func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngin
 		ob.readIO.Add(ctx, o.Bytes, named)
 	case turnstone.OpGC, turnstone.OpVacuum:
 		ob.measureReclaimed(ctx, o)
+	case turnstone.OpScrub:
+		if s := o.Scrub; s != nil && !s.Complete.IsZero() {
+			ob.scrubbed.Store(s.Complete.UnixNano())
+		}
 	}
 }
 

@@ -66,6 +66,9 @@ func work(t *testing.T, o *turnstoneotel.Options) {
 	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := st.Scrub(ctx, turnstone.ScrubOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestMetrics(t *testing.T) {
@@ -90,6 +93,10 @@ func TestMetrics(t *testing.T) {
 				if strings.Contains(p.Attributes.Encoded(attribute.DefaultEncoder()), "private") {
 					t.Errorf("%s names a session", m.Name)
 				}
+			}
+		case metricdata.Gauge[float64]:
+			if p := d.DataPoints; len(p) != 1 || p[0].Value <= 0 || p[0].Value > 3600 {
+				t.Errorf("%s is %v", m.Name, p)
 			}
 		case metricdata.Histogram[float64]:
 			for _, p := range d.DataPoints {
@@ -122,7 +129,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^//\t((?:db|turnstone)\.\S+) +(\S+) +(?:histogram|counter)`).FindAllStringSubmatch(string(source), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^//\t((?:db|turnstone)\.\S+) +(\S+) +(?:histogram|counter|gauge)`).FindAllStringSubmatch(string(source), -1) {
 		table[m[1]] = m[2]
 	}
 	for name, unit := range units {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -59,6 +60,58 @@ func printVerification(w io.Writer, v *turnstone.Verification) error {
 	return p.err
 }
 
+func (a *app) scrub() *cobra.Command {
+	var asLines bool
+	var rate byteSize
+	var o turnstone.ScrubOptions
+	c := &cobra.Command{
+		Use:   "scrub",
+		Short: "Read all records one after the other, to find those that the disk has spoilt",
+		Long: "Read all records one after the other, and check the checksum of each and the hashes of commits and blobs. Unlike\n" +
+			"`turnstone verify` the command does not compare records with each other. So it takes no memory, and may be\n" +
+			"interrupted: the next one goes on where it was. It runs beside everything else. `turnstone stats` says when the\n" +
+			"last complete one began.",
+		Example: "turnstone scrub --rate 16MiB --for 1h",
+		Args:    cobra.NoArgs,
+		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
+			progress := bar(-1, "scrubbing", false)
+			o.Rate, o.Progress = int64(rate), func(records int) { progress.Set(records) }
+			r, err := st.Scrub(cmd.Context(), o)
+			progress.Finish()
+			if r == nil {
+				return err
+			}
+			if asLines {
+				err = errors.Join(asJSON(cmd.OutOrStdout(), scrubLineOf(r)), err)
+			} else {
+				err = errors.Join(printScrub(cmd.OutOrStdout(), r), err)
+			}
+			if len(r.Problems) > 0 {
+				err = errors.Join(err, fmt.Errorf("%w: %s", errDamaged, plural(len(r.Problems)+r.More, "problem")))
+			}
+			return err
+		}),
+	}
+	c.Flags().Var(&rate, "rate", "read so many bytes a second at most; default as many as possible")
+	c.Flags().DurationVar(&o.For, "for", 0, "end after so long; default when all records were read")
+	jsonFlag(c, &asLines)
+	return c
+}
+
+func printScrub(w io.Writer, r *turnstone.ScrubReport) error {
+	p := printer{w: w}
+	for _, problem := range r.Problems {
+		p.printf("%s\n", clean(problem.Error()))
+	}
+	p.printf("read       %s, %s\n", plural(r.Records, "record"), size(uint64(r.Bytes)))
+	if !r.Began.IsZero() {
+		p.printf("goes on    the pass that began at %s is not complete\n", r.Began.Local().Format(time.DateTime))
+	} else {
+		p.printf("complete   %s in all records\n", plural(r.Found, "problem"))
+	}
+	return p.err
+}
+
 func (a *app) stats() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
@@ -96,6 +149,9 @@ func printStats(w io.Writer, s *turnstone.Stats, allocated uint64) error {
 	}
 	if allocated > 0 {
 		p.printf("on disk      %s allocated%s\n", size(allocated), ratio(s.Payload+s.Checkpoints, allocated))
+	}
+	if !s.Scrubbed.IsZero() {
+		p.printf("scrubbed     all that was written before %s\n", s.Scrubbed.Local().Format(time.DateTime))
 	}
 	for _, u := range s.Usage {
 		p.printf("usage        %s\n", tokens(u))

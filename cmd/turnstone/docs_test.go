@@ -218,6 +218,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"keep", "a kept revision", head.Kept{}, ""},
 		{"prune", "the report", gc.PruneReport{}, ""},
 		{"verify", "the result", verifyLine{}, ""},
+		{"scrub", "the report", scrubLine{}, ""},
 		{"stats", "the figures", statsLine{}, ""},
 		{"gc", "the report", gc.Report{}, ""},
 		{"vacuum", "the report", gc.VacuumReport{}, ""},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -85,6 +86,20 @@ func verifyLineOf(v *turnstone.Verification) verifyLine {
 	return l
 }
 
+// A scrubLine is the line of JSON that scrub prints.
+type scrubLine struct {
+	turnstone.ScrubReport
+	Problems []string `json:"problems"`
+}
+
+func scrubLineOf(r *turnstone.ScrubReport) scrubLine {
+	l := scrubLine{*r, []string{}}
+	for _, problem := range r.Problems {
+		l.Problems = append(l.Problems, problem.Error())
+	}
+	return l
+}
+
 type statsLine struct {
 	Format      uint64              `json:"format"`
 	Sessions    int                 `json:"sessions"`
@@ -100,6 +115,7 @@ type statsLine struct {
 	Stored      uint64              `json:"stored"`
 	ByKind      map[string]kindLine `json:"byKind"`
 	Allocated   uint64              `json:"allocated,omitempty"` // what the files of an embedded store take on disk
+	Scrubbed    time.Time           `json:"scrubbed,omitzero"`
 	Usage       []head.Usage        `json:"usage,omitempty"`
 }
 
@@ -112,7 +128,7 @@ func statsLineOf(s *turnstone.Stats, allocated uint64) statsLine {
 	l := statsLine{
 		Format: s.Format, Sessions: s.Sessions, Commits: s.Commits, Nodes: s.Nodes, Blobs: s.Blobs, Sealed: s.Sealed, Loose: s.Loose, Deleted: s.Deleted,
 		Payload: s.Payload, Checkpoints: s.Checkpoints, Records: s.Stored.Records, Stored: s.Stored.Total(), ByKind: map[string]kindLine{},
-		Allocated: allocated, Usage: s.Usage,
+		Allocated: allocated, Scrubbed: s.Scrubbed, Usage: s.Usage,
 	}
 	for kind, b := range s.ByKind {
 		l.ByKind[kind] = kindLine{Records: b.Records, Stored: b.Total()}

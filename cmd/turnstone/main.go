@@ -79,7 +79,7 @@ type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// errDamaged means that verify found problems.
+// errDamaged means that verify or scrub found problems.
 var errDamaged = errors.New("the store is damaged")
 
 // exitCode returns the exit code for err.
@@ -177,7 +177,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status(), a.resume()}},
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})

@@ -30,7 +30,7 @@ const socketName = "turnstone.http"
 // A serving is what `turnstone serve` is told to do.
 type serving struct {
 	listen, tokens, cert, key string
-	maintain, idle            time.Duration
+	maintain, scrub, idle     time.Duration
 	limits                    server.Options
 	request, bodies           byteSize
 }
@@ -53,6 +53,7 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().StringVar(&s.cert, "tls-cert", "", "file of the certificate, in PEM")
 	c.Flags().StringVar(&s.key, "tls-key", "", "file of the certificate's key, in PEM")
 	c.Flags().DurationVar(&s.maintain, "maintain", 0, "collect and prune so often, for example 1h; default never")
+	c.Flags().DurationVar(&s.scrub, "scrub", 0, "with --maintain, read all records again so often, as 'turnstone scrub' does, for example 720h; default never")
 	c.Flags().DurationVar(&s.idle, "idle", 0, "end when no request has come, and none has gone on, for so long; default never")
 	o := &s.limits
 	c.Flags().Float64Var(&o.Share, "share", 0, "the part of requests, bytes, watches and uploads that one token gets at most, and one namespace; default 0.25")
@@ -118,7 +119,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 	}
 	defer func() { err = closeEngine(e, err) }()
 	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
-		return a.namespace(ctx, e, namespace, mustExist, s.maintain)
+		return a.namespace(ctx, e, namespace, mustExist, s)
 	}
 	first, err := turnstone.Open(ctx, e, &turnstone.Options{Memory: a.options.Memory}) // A store that can't be served is refused now.
 	if err != nil {
@@ -173,14 +174,14 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 }
 
 // namespace opens a namespace of the store that is served.
-func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, maintain time.Duration) (*turnstone.Store, error) {
+func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, s *serving) (*turnstone.Store, error) {
 	o := a.options
 	o.Namespace, o.MustExist = name, mustExist
 	st, err := turnstone.Open(ctx, e, &o)
-	if err != nil || maintain == 0 {
+	if err != nil || s.maintain == 0 {
 		return st, err
 	}
-	if _, err := st.Maintain(turnstone.MaintainOptions{Every: maintain}); err != nil { // It ends when the store is closed.
+	if _, err := st.Maintain(turnstone.MaintainOptions{Every: s.maintain, ScrubEvery: s.scrub}); err != nil { // It ends when the store is closed.
 		return nil, errors.Join(err, st.Close())
 	}
 	return st, nil
@@ -192,8 +193,11 @@ func (a *app) check(s *serving) (address string, err error) {
 	if (s.cert == "") != (s.key == "") {
 		return "", usageError{errors.New("--tls-cert and --tls-key go together")}
 	}
-	if s.maintain < 0 || s.idle < 0 {
-		return "", usageError{errors.New("--maintain and --idle are not below zero")}
+	if s.maintain < 0 || s.scrub < 0 || s.idle < 0 {
+		return "", usageError{errors.New("--maintain, --scrub and --idle are not below zero")}
+	}
+	if s.scrub > 0 && s.maintain == 0 {
+		return "", usageError{errors.New("--scrub needs --maintain")}
 	}
 	if address == "" {
 		dir, ok := directory(a.url)

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -26,6 +27,8 @@ type Stats struct {
 	Sealed  int
 	Loose   int
 	Deleted int
+
+	Scrubbed time.Time // The caller sets it.
 }
 
 // recordKinds says under which name Stats.ByKind counts the records of a letter.
@@ -37,7 +40,7 @@ var recordKinds = map[byte]string{
 	keys.Listing:    "records",
 	keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Version: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
-	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
+	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions", keys.Scrub: "gc",
 }
 
 // Gather counts what a store holds. It reads all records of the store once.
