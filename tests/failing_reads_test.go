@@ -74,7 +74,8 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 		gc.Options{},
 		gc.VacuumOptions{},
 		gc.PruneOptions{Revisions: 2},
-		turnstone.VerifyOptions{}, turnstone.ScrubOptions{},
+		turnstone.VerifyOptions{},
+		turnstone.ScrubOptions{},
 		turnstone.RecordChange{Key: "new", Expect: turnstone.NoRecord, Value: []byte("v")},
 		turnstone.Request{ID: "new", Parent: "a"},
 	} {
