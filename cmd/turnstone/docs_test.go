@@ -211,6 +211,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"tree", "a session", turnstone.Info{}, "and depth"},
 		{"show", "a node", nodeLine{}, "; the content is payload if it is JSON, text if it is other UTF-8, else base64"},
 		{"diff", "a node", nodeLine{}, "; side is common (the last node that both have), a or b"},
+		{"grep", "a node that matches", grepLine{}, "; text is what stands around the first match"},
 		{"records", "a record", recordLine{}, "; the value is value if it is JSON, text if it is other UTF-8, else base64"},
 		{"log", "a commit", commitLine{}, ""},
 		{"usage", "a sum", usageLine{}, ""},

@@ -38,7 +38,7 @@ func TestNothingActiveReachesTheTerminal(t *testing.T) {
 	})
 	for _, args := range []string{
 		"sessions", "sessions --json", "tree", "tree --json", "show a", "show a --full --whole", "show a --json", "log a", "log a --graph", "log a --json",
-		"diff a b", "diff a@1 b --json", "usage --by session,model,day", "usage --csv", "usage --json", "label a", "stats", "stats --json", "verify", "verify --json", "scrub", "scrub --json",
+		"diff a b", "diff a@1 b --json", "usage --by session,model,day", "usage --csv", "usage --json", "label a", "stats", "stats --json", "verify", "verify --json", "scrub", "scrub --json", "grep .", "grep . --json --limit 0",
 		"keep a x", "keep a", "keep a --json", "show missing" + evil, "rewind a:" + node, "gc", "vacuum",
 	} {
 		_, out, errs := status(t, nil, append(strings.Fields(args), "--store", url)...)
