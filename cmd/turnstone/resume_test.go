@@ -271,46 +271,55 @@ func sortedFields(t *testing.T, data string) (out []string) {
 	return out
 }
 
-// Claude Code's own reader finds what resume writes, in another directory, as a fork and at an earlier place, and reads
-// the messages of the path.
-func TestP24_ClaudeCodesReaderReadsWhatIsGivenBack(t *testing.T) {
+// The agents' own readers find what resume writes, in another directory, as a fork and at an earlier place, and read the
+// messages of the path.
+func TestP24_TheAgentsOwnReadersReadWhatIsGivenBack(t *testing.T) {
 	if _, err := os.Stat("testdata/agents/node_modules"); err != nil {
 		if os.Getenv("TURNSTONE_TEST_REQUIRE") == "agents" {
 			t.Fatal(err)
 		}
-		t.Skip("Claude Code's reader is not installed: npm install --omit=optional in testdata/agents")
+		t.Skip("the agents' readers are not installed: npm install --omit=optional in testdata/agents")
 	}
 	const id = "0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e7f"
-	var data strings.Builder
-	parent := "null"
+	claude, parent := "", "null"
 	for i, said := range []string{"user", "assistant", "user", "assistant"} {
 		uuid := fmt.Sprintf(`"00000000-0000-4000-8000-%012d"`, i)
-		fmt.Fprintf(&data, `{"parentUuid":%s,"isSidechain":false,"userType":"external","cwd":"/work/old","sessionId":%q,"version":"2.1.0","gitBranch":"main","type":%q,"message":{"role":%[3]q,"content":[{"type":"text","text":"text %d"}]},"uuid":%s,"timestamp":"2026-01-01T10:00:0%[4]d.000Z"}`+"\n", parent, id, said, i, uuid)
+		claude += fmt.Sprintf(`{"parentUuid":%s,"isSidechain":false,"userType":"external","cwd":"/work/old","sessionId":%q,"version":"2.1.0","gitBranch":"main","type":%q,"message":{"role":%[3]q,"content":[{"type":"text","text":"text %d"}]},"uuid":%s,"timestamp":"2026-01-01T10:00:0%[4]d.000Z"}`+"\n", parent, id, said, i, uuid)
 		parent = uuid
 	}
-	home, store := t.TempDir(), t.TempDir()+"/store"
-	must(t, "import", write(t, "x.jsonl", data.String()), "--store", store)
+	pi, parent := fmt.Sprintf(`{"type":"session","version":3,"id":%q,"timestamp":"2026-01-01T10:00:00.000Z","cwd":"/work/old"}`+"\n", id), "null"
+	for i, said := range []string{"user", "assistant", "user", "assistant"} {
+		entry := fmt.Sprintf(`"0000000%d"`, i)
+		pi += fmt.Sprintf(`{"type":"message","id":%s,"parentId":%s,"timestamp":"2026-01-01T10:00:0%d.000Z","message":{"role":%q,"content":[{"type":"text","text":"text %[3]d"}],"provider":"p","model":"m","api":"a","stopReason":"stop","timestamp":1767261601000}}`+"\n", entry, parent, i, said)
+		parent = entry
+	}
 	all := `"texts":["user: text 0","assistant: text 1","user: text 2","assistant: text 3"]`
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{id}, `"cwd":"/work/old",` + all},
-		{[]string{id, "--fork"}, `"cwd":"/work/old",` + all},
-		{[]string{id, "--fork", "--cwd", "/work/new"}, `"cwd":"/work/new",` + all},
-		{[]string{id + ":00000000-0000-4000-8000-000000000001"}, `"cwd":"/work/old","texts":["user: text 0","assistant: text 1"]`},
-	} {
-		code, out, errs := status(t, agents(home), append([]string{"resume", "--store", store}, c.args...)...)
-		if code != 0 {
-			t.Fatal(out, errs)
-		}
-		words := strings.Fields(out)
-		cmd := exec.Command("node", "claude.js", words[len(words)-1])
-		cmd.Dir = "testdata/agents"
-		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CLAUDE_CONFIG_DIR=") }), "HOME="+home)
-		read, err := cmd.CombinedOutput()
-		if want := `{"id":"` + words[len(words)-1] + `",` + c.want + "}\n"; err != nil || string(read) != want {
-			t.Errorf("%v: %v\n got %s\nwant %s", c.args, err, read, want)
+	for agent, c := range map[string]struct{ data, node string }{"claude": {claude, "00000000-0000-4000-8000-000000000001"}, "pi": {pi, "00000001"}} {
+		home, store := t.TempDir(), t.TempDir()+"/store"
+		must(t, "import", write(t, agent+".jsonl", c.data), "--store", store)
+		for _, r := range []struct {
+			args []string
+			want string
+		}{
+			{[]string{id}, `"cwd":"/work/old",` + all},
+			{[]string{id, "--fork"}, `"cwd":"/work/old",` + all},
+			{[]string{id, "--fork", "--cwd", "/work/new"}, `"cwd":"/work/new",` + all},
+			{[]string{id + ":" + c.node}, `"cwd":"/work/old","texts":["user: text 0","assistant: text 1"]`},
+		} {
+			code, out, errs := status(t, agents(home), append([]string{"resume", "--store", store}, r.args...)...)
+			if code != 0 {
+				t.Fatal(out, errs)
+			}
+			words := strings.Fields(out) // The last one is what the agent is told to resume.
+			cmd := exec.Command("node", agent+".js", words[len(words)-1])
+			cmd.Dir = "testdata/agents"
+			cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
+				return strings.HasPrefix(v, "CLAUDE_CONFIG_DIR=") || strings.HasPrefix(v, "PI_")
+			}), "HOME="+home)
+			read, err := cmd.CombinedOutput()
+			if want := "{" + r.want + "}\n"; err != nil || string(read) != want {
+				t.Errorf("%s %v: %v\n got %s\nwant %s", agent, r.args, err, read, want)
+			}
 		}
 	}
 }

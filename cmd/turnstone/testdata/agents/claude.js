@@ -4,7 +4,7 @@ import { getSessionInfo, getSessionMessages } from "@anthropic-ai/claude-agent-s
 for (const id of process.argv.slice(2)) {
 	const info = await getSessionInfo(id);
 	const messages = await getSessionMessages(id);
-	console.log(JSON.stringify({ id: info?.sessionId, cwd: info?.cwd, texts: messages.map((m) => `${m.type}: ${text(m.message.content)}`) }));
+	console.log(JSON.stringify({ cwd: info?.cwd, texts: messages.map((m) => `${m.type}: ${text(m.message.content)}`) }));
 }
 
 function text(content) {
