@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
@@ -167,25 +168,26 @@ type MaintainOptions struct {
 	// default 0.25.
 	Pace float64
 	// ScrubEvery is the time from the beginning of one scrub to that of the next; 0 means none. One that was cut off
-	// goes on, in any process. It runs beside collections and vacuums. See Store.Scrub.
+	// goes on, in any process, and of the processes that maintain a store one scrubs. It runs beside collections and
+	// vacuums. See Store.Scrub.
 	ScrubEvery time.Duration
 	// ScrubRate is how many bytes a scrub reads in a second at most; default 16 MiB.
 	ScrubRate int64
 	// Prune says what to prune before each collection. Its default prunes the sessions that have a retention of their
 	// own.
 	Prune gc.PruneOptions
-	// Report, if set, is called after every run, one call at a time, from a goroutine of
-	// maintenance. It must not call stop or Store.Close.
+	// Report, if set, is called after every run, one call at a time, from a goroutine of maintenance: after a
+	// collection, a vacuum, the end of a scrub, and a part of it that found something. It must not call stop or
+	// Store.Close.
 	Report func(Maintained)
 }
 
-// Maintained says what one run of maintenance has done. The report of what did not run is nil. That of a scrub is there
-// beside an error, too.
+// Maintained says what one run of maintenance has done. The report of what did not run is nil.
 type Maintained struct {
 	GC     *gc.Report
 	Vacuum *gc.VacuumReport
 	Scrub  *ScrubReport
-	Err    error // of the run or, after a scrub, the first problem that it found
+	Err    error // of the run; or of a scrub that ran, ScrubReport.Err
 }
 
 // Maintain prunes and collects in the background, and vacuums and scrubs if asked to, until
@@ -254,34 +256,27 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	}, nil
 }
 
-// scrubLoop scrubs until ctx ends. After a scrub that failed it waits as long as after a collection.
+// scrubLoop scrubs until ctx ends, for a short time after another, so that what is found is soon noted and told. After
+// a scrub that failed it waits as long as after a collection.
 func (s *Store) scrubLoop(ctx context.Context, o *MaintainOptions, tell func(Maintained)) {
-	for told := false; ; {
-		var wait time.Duration
-		state, err := verify.Scrubbed(ctx, s.histories)
-		m := Maintained{Err: err}
-		if _, end := s.begin(ctx, OpScrub, ""); end != nil && err == nil && !told { // What it knows is the age of the last one.
-			end(Outcome{Scrub: scrubReport(&verify.ScrubReport{ScrubState: state})})
-			told = true
+	for {
+		r, err := s.Scrub(ctx, ScrubOptions{Every: o.ScrubEvery, Rate: o.ScrubRate, For: 10 * time.Second})
+		m := Maintained{Scrub: r, Err: err}
+		if err == nil {
+			m.Err = r.Err()
 		}
-		if err == nil && state.Began.IsZero() && !state.Complete.IsZero() {
-			wait = state.Complete.Add(o.ScrubEvery).Sub(s.now())
-		}
-		if err == nil && wait <= 0 {
-			if m.Scrub, err = s.Scrub(ctx, ScrubOptions{Rate: o.ScrubRate}); err == nil && len(m.Scrub.Problems) > 0 {
-				m.Err = m.Scrub.Problems[0]
-			} else {
-				m.Err = err
-			}
-		}
-		if m.Scrub != nil || m.Err != nil {
+		if m.Err != nil || r.Ended {
 			tell(m)
 		}
-		if err != nil {
+		wait := time.Minute // The next one may be due, or another process may have ended.
+		switch {
+		case err != nil:
 			wait = o.Every
+		case r.Records > 0 && !r.Ended:
+			wait = 0
 		}
-		select { // The store's clock may stand still, and a machine may sleep.
-		case <-time.After(min(wait, time.Minute)):
+		select {
+		case <-time.After(min(wait, max(o.ScrubEvery, time.Second))):
 		case <-ctx.Done():
 			return
 		}
@@ -290,47 +285,60 @@ func (s *Store) scrubLoop(ctx context.Context, o *MaintainOptions, tell func(Mai
 
 // ScrubOptions of Scrub.
 type ScrubOptions struct {
+	// Every, if set, is the time from the beginning of one pass to that of the next. A call that comes earlier, or while
+	// another process is at work, does nothing.
+	Every    time.Duration
 	Rate     int64             // how many bytes to read in a second at most; 0 means as many as possible
 	For      time.Duration     // when to end before the pass is complete; 0 means at its end
-	Progress func(records int) // if set, is called from the calling goroutine with the number of records that are read
+	Progress func(records int) // if set, is called from the calling goroutine with the number of records that were read
 }
 
 // A ScrubReport says what a call of Scrub has read and found, and how far the scrubbing of the store has come.
 type ScrubReport struct {
-	Began    time.Time `json:"began,omitzero"`    // when the pass that is at work began; zero if none is
-	Complete time.Time `json:"complete,omitzero"` // when the last complete pass began; zero before that
-	Found    uint64    `json:"found"`             // how many problems that pass found
-	Records  int       `json:"records"`           // that the call has read
-	Bytes    int64     `json:"bytes"`             // of their keys and values
-	Problems []error   `json:"-"`                 // those that the call has found, each a *damage.CorruptError
-	More     int       `json:"more"`              // problems beyond the first 1,000
+	Began     time.Time `json:"began,omitzero"`     // when the pass that is at work began; zero if none is
+	LastBegan time.Time `json:"lastBegan,omitzero"` // when the last complete pass began; zero before that
+	LastFound uint64    `json:"lastFound"`          // how many problems that pass found, in all calls
+	Ended     bool      `json:"ended"`              // the call has come to the end of the pass, which is the last one now
+	Records   int       `json:"records"`            // that the call has read
+	Bytes     int64     `json:"bytes"`              // of their keys and values
+	Problems  []error   `json:"-"`                  // those that the call has found, each a *damage.CorruptError
+	More      int       `json:"more"`               // problems beyond the first 1,000
+}
+
+// Err returns nil, or the first problem that the call has found. If the call has ended a pass in which only earlier
+// calls found problems, the error says how many; it matches damage.ErrDamaged.
+func (r *ScrubReport) Err() error {
+	switch {
+	case len(r.Problems) > 0:
+		return r.Problems[0]
+	case r.Ended && r.LastFound > 0:
+		return fmt.Errorf("%w: earlier parts of the scrub that began at %v found %d problems", damage.ErrDamaged, r.LastBegan.Format(time.RFC3339), r.LastFound)
+	}
+	return nil
 }
 
 // Scrub reads the records of the namespace one after the other, and verifies the checksum of each, and the hashes of
-// the segments and blobs that they are. So it finds what a disk or a file system has spoilt since it was written, which
-// nobody may read for years. It does not compare records with each other, as Verify does. In return it takes no memory,
-// and can stop: the next call, in any process, goes on where it was, up to the end of the pass. It runs beside commits
-// and maintenance, which may move records meanwhile. What is written after the pass has gone by is for the next one.
+// what segments of commits and blobs hold. So it finds what a disk or a file system has spoilt since it was written,
+// which nobody may read for years. It does not compare records with each other, as Verify does. In return it takes
+// little memory, and can stop: the next call, in any process, goes on where it was, up to the end of the pass. What the
+// engine itself can't read is a problem, too, and the pass goes on behind it. Scrub runs beside commits and
+// maintenance, which may move records meanwhile. What is written behind it is for the next pass.
 //
-// The returned error says that Scrub itself could not go on; the report has what it found until then. It writes one
-// record, at most every ten seconds.
+// The returned error says that Scrub itself could not go on; the report has what it found until then. It notes how far
+// it came at its end, and every ten seconds.
 func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (*ScrubReport, error) {
 	return observed(ctx, s, OpScrub, "", func(ctx context.Context) (*ScrubReport, error) {
-		if o.Rate < 0 || o.For < 0 {
-			return nil, invalid("scrub", "Rate is %d and For %v: neither may be negative", o.Rate, o.For)
+		if o.Every < 0 || o.Rate < 0 || o.For < 0 {
+			return nil, invalid("scrub", "Every is %v, Rate %d and For %v: none may be negative", o.Every, o.Rate, o.For)
 		}
-		r, err := verify.Scrub(ctx, s.histories, s.now, verify.ScrubOptions(o))
-		return scrubReport(r), err
+		r, err := verify.Scrub(ctx, s.histories, s.holder, s.now, verify.ScrubOptions(o))
+		if r == nil {
+			return nil, err
+		}
+		return &ScrubReport{r.Began, r.LastBegan, r.LastFound, r.Ended, r.Records, r.Bytes, r.Problems, r.More}, err
 	}, func(r *ScrubReport, out *Outcome) {
-		out.Scrub, out.Items, out.Bytes = r, len(r.Problems)+r.More, r.Bytes
-		if len(r.Problems) > 0 {
-			out.Err = r.Problems[0]
-		}
+		out.Scrub, out.Items, out.Bytes, out.Err = r, len(r.Problems)+r.More, r.Bytes, r.Err()
 	})
-}
-
-func scrubReport(r *verify.ScrubReport) *ScrubReport {
-	return &ScrubReport{r.Began, r.Complete, r.Found, r.Records, r.Bytes, r.Problems, r.More}
 }
 
 // Seal makes segments of the session's loose commits, even if they don't fill one, and compresses

@@ -38,6 +38,7 @@ type Store struct {
 	sealing   *history.SealQueue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
+	holder    [8]byte // random, by which a scrub knows the notes of others
 
 	watched    watched
 	feeding    chan struct{}   // has one while told changes get their numbers
@@ -74,6 +75,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.Random == nil {
 		s.opts.Random = rand.Reader
 	}
+	_, _ = rand.Read(s.holder[:]) // It never fails.
 	if s.opts.Now == nil {
 		s.opts.Now = time.Now
 	}
@@ -310,6 +312,7 @@ type Stats struct {
 	Deleted int                    `json:"deleted"` // deleted sessions whose data is not reclaimed yet
 
 	Scrubbed time.Time `json:"scrubbed,omitzero"` // when the last complete pass of Scrub began; zero before that
+	Spoilt   uint64    `json:"spoilt,omitzero"`   // how many problems it found
 }
 
 // Stats reads the whole namespace once.
@@ -329,7 +332,7 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.Format, r.Scrubbed = now.Format, scrubbed.Complete
+	r.Format, r.Scrubbed, r.Spoilt = now.Format, scrubbed.LastBegan, scrubbed.LastFound
 	return (*Stats)(r), nil
 }
 

@@ -226,17 +226,33 @@ func (s *Store) ItemsOf(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
 	return out, nil
 }
 
-// Check verifies what is stored of a blob, which it knows by its hash in keys: its content or, if it is a list, the
-// list alone. A blob that is not there is no error.
-func (s *Store) Check(ctx context.Context, h keys.Hash) error {
-	r, err := s.first(ctx, h)
-	if err != nil || r.items != nil {
-		if errors.Is(err, damage.ErrMissing) {
-			err = nil
-		}
+// Check verifies a blob that is stored as these pairs, all of them and in order: its content or, if it is a list, the
+// list alone.
+func (s *Store) Check(pairs []engine.Pair) error {
+	body, err := codec.Decode(pairs[0].Key, pairs[0].Value, keys.Blob)
+	if err != nil {
 		return err
 	}
-	_, err = s.ReadAll(ctx, []ID{r.id})
+	r, n, err := decodeRecord(body)
+	switch {
+	case err != nil:
+		return err
+	case !bytes.Equal(s.space.Blob(s.space.BlobHash(r.id), 0), pairs[0].Key):
+		return fmt.Errorf("%w: the record is of %s", damage.ErrHash, r.id)
+	case n != len(pairs):
+		return fmt.Errorf("%w: %d of %d values are there", damage.ErrMissing, len(pairs), n)
+	case r.items != nil:
+		return nil
+	}
+	r.data = bytes.Clone(r.data)
+	for _, p := range pairs[1:] {
+		more, err := codec.Decode(p.Key, p.Value, keys.Blob)
+		if err != nil {
+			return err
+		}
+		r.data = append(r.data, more...)
+	}
+	_, err = s.content(context.Background(), r, 0) // It reads only the items of a list.
 	return err
 }
 

@@ -2,8 +2,11 @@ package tests
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -37,9 +41,9 @@ func TestVF9_AScrubFindsEachRecordThatIsAltered(t *testing.T) {
 	testkit.OneGoroutine(t)
 	e := full(t)
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
-	if r := scrub(t, st, turnstone.ScrubOptions{}); len(r.Problems) > 0 || r.Found > 0 || r.Complete.IsZero() || r.Records < 100 {
+	if r := scrub(t, st, turnstone.ScrubOptions{}); len(r.Problems) > 0 || r.LastFound > 0 || !r.Ended || r.LastBegan.IsZero() || r.Records < 100 {
 		t.Fatalf("%+v", r)
-	} else if s, err := st.Stats(ctx); err != nil || !s.Scrubbed.Equal(r.Complete) {
+	} else if s, err := st.Stats(ctx); err != nil || !s.Scrubbed.Equal(r.LastBegan) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	all := pairs(t, e)
@@ -53,7 +57,7 @@ func TestVF9_AScrubFindsEachRecordThatIsAltered(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := scrub(t, st, turnstone.ScrubOptions{})
-		if len(r.Problems) == 0 || r.Found != uint64(len(r.Problems)) {
+		if len(r.Problems) == 0 || r.LastFound != uint64(len(r.Problems)) {
 			t.Errorf("%s of %x, %s: %+v", named[p.Key[4]], p.Key, how, r)
 		}
 		for _, err := range r.Problems {
@@ -127,7 +131,7 @@ func TestVF9_AScrubGoesOnWhereItStopped(t *testing.T) {
 		e := cloned(t, e)
 		records, problems, calls := 0, 0, 0
 		var r *turnstone.ScrubReport
-		for calls = 0; r == nil || r.Complete.IsZero(); calls++ {
+		for calls = 0; r == nil || r.LastBegan.IsZero(); calls++ {
 			o := turnstone.Options{NoAutoSeal: true, Now: func() time.Time { return clock.Add(time.Duration(calls) * time.Hour) }}
 			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: plan()}, &o)
 			var err error
@@ -138,7 +142,7 @@ func TestVF9_AScrubGoesOnWhereItStopped(t *testing.T) {
 			records, problems = records+r.Records, problems+len(r.Problems)
 			st.Close()
 		}
-		if calls < 3 || records < len(before) || records > len(before)+1 || problems != 1 || r.Found != 1 || !r.Complete.Equal(clock) {
+		if calls < 3 || records < len(before) || records > len(before)+1 || problems != 1 || r.LastFound != 1 || !r.LastBegan.Equal(clock) || r.Ended && r.Err() == nil {
 			t.Errorf("%s: %d calls read %d records of %d and found %d problems: %+v", name, calls, records, len(before), problems, r)
 		}
 	}
@@ -162,7 +166,7 @@ func TestVF9_ScrubsOfTwoProcessesGoOnWithOneAnother(t *testing.T) {
 	records := 0
 	for i := 0; ; i++ {
 		r := scrub(t, []*turnstone.Store{a, b}[i%2], turnstone.ScrubOptions{For: 1})
-		if records += r.Records; !r.Complete.IsZero() {
+		if records += r.Records; r.Ended {
 			break
 		}
 	}
@@ -189,7 +193,7 @@ func TestVF9_ScrubsOfTwoProcessesGoOnWithOneAnother(t *testing.T) {
 	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: []byte("S\x01damaged")}}}); err != nil {
 		t.Fatal(err)
 	}
-	if r := scrub(t, a, turnstone.ScrubOptions{}); len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Error(), "scrub record") || r.Complete.IsZero() {
+	if r := scrub(t, a, turnstone.ScrubOptions{}); len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Error(), "scrub record") || !r.Ended {
 		t.Errorf("%+v", r)
 	}
 	if r := scrub(t, a, turnstone.ScrubOptions{}); len(r.Problems) != 0 {
@@ -283,7 +287,7 @@ func TestVF9_MaintenanceScrubs(t *testing.T) {
 			t.Fatalf("%d scrubs in 50 hours", len(reports))
 		}
 		for i, m := range reports {
-			if at := m.Scrub.Complete.Sub(begin) - time.Duration(i)*24*time.Hour; m.Err != nil || at < 0 || at > 3*time.Minute {
+			if at := m.Scrub.LastBegan.Sub(begin) - time.Duration(i)*24*time.Hour; m.Err != nil || at < 0 || at > 3*time.Minute {
 				t.Errorf("scrub %d began %v late: %+v", i, at, m)
 			}
 		}
@@ -299,4 +303,161 @@ func TestVF9_MaintenanceScrubs(t *testing.T) {
 			t.Errorf("%+v", reports[3:])
 		}
 	})
+}
+
+// What the engine can't read is a problem of the scrub, which goes on behind it and finds the next one.
+func TestVF9_AScrubGoesOnBehindWhatTheEngineCantRead(t *testing.T) {
+	testkit.OneGoroutine(t)
+	dir := t.TempDir() + "/store"
+	e, err := pebble.Open(dir, nil)
+	must(t, err)
+	st := openStore(t, e, nil)
+	for i := range 30 {
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i)})
+		for j := range 10 {
+			commitTo(t, s, turnstone.Commit{Nodes: saying(random(4000, uint64(i*10+j)))})
+		}
+	}
+	must(t, e.Vacuum(ctx))
+	whole := scrub(t, st, turnstone.ScrubOptions{})
+	must(t, errors.Join(st.Close(), e.Close()))
+	tables, err := filepath.Glob(dir + "/*.sst")
+	must(t, err)
+	for _, table := range tables {
+		data, err := os.ReadFile(table)
+		must(t, err)
+		if len(data) < 200_000 {
+			continue
+		}
+		for _, at := range []int{len(data) / 4, len(data) * 3 / 4} {
+			data[at] ^= 4
+		}
+		must(t, os.WriteFile(table, data, 0o600))
+	}
+	e, err = pebble.Open(dir, nil)
+	must(t, err)
+	defer e.Close()
+	st = openStore(t, e, nil)
+	defer st.Close()
+	for range 2 { // The second pass finds the same.
+		r := scrub(t, st, turnstone.ScrubOptions{})
+		if !r.Ended || len(r.Problems) < 2 || r.Records < whole.Records*3/4 || r.Records > whole.Records-2 {
+			t.Errorf("%d of %d records were read: %+v", r.Records, whole.Records, r)
+		}
+		for _, err := range r.Problems {
+			var corrupt *damage.CorruptError
+			if !errors.As(err, &corrupt) {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// Of several processes that maintain a store one scrubs, and another one goes on when it is gone.
+func TestVF9_OneOfSeveralProcessesScrubs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := many(t)
+		records, ended, found := 0, 0, 0
+		maintain := func(d time.Duration, processes int) {
+			var stops []func()
+			var telling sync.Mutex
+			for range processes {
+				st := openStore(t, e, &turnstone.Options{Observer: scrubs(func(o *turnstone.ScrubReport) {
+					telling.Lock()
+					defer telling.Unlock()
+					records += o.Records
+				})})
+				stop, err := st.Maintain(turnstone.MaintainOptions{Every: 1000 * time.Hour, ScrubEvery: 24 * time.Hour, ScrubRate: 10_000, Report: func(m turnstone.Maintained) {
+					telling.Lock()
+					defer telling.Unlock()
+					if m.Scrub != nil && m.Scrub.Ended {
+						ended++
+					}
+					if m.Scrub != nil && m.Err != nil {
+						found++
+					}
+				}})
+				must(t, err)
+				stops = append(stops, stop, func() { st.Close() })
+			}
+			time.Sleep(d)
+			for _, stop := range stops {
+				stop()
+			}
+		}
+		maintain(12*time.Hour, 4)
+		if n := len(pairs(t, e)); ended != 1 || records < n-1 || records > n*3/2 {
+			t.Errorf("%d ends, %d records of %d", ended, records, n)
+		}
+		// What is found is told soon, also if the process ends before the pass.
+		time.Sleep(24 * time.Hour)
+		all := pairs(t, e)
+		p := all[slices.IndexFunc(all, func(p engine.Pair) bool { return p.Key[4] == keys.Segment })]
+		p.Value[len(p.Value)-1] ^= 1
+		must(t, e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
+		ended = 0
+		maintain(35*time.Second, 1)
+		if found != 1 || ended != 0 {
+			t.Errorf("%d problems were told, %d ends", found, ended)
+		}
+		maintain(time.Hour, 1) // The end says that the pass has found something.
+		if found != 2 || ended != 1 {
+			t.Errorf("%d problems were told, %d ends", found, ended)
+		}
+	})
+}
+
+// scrubs is an observer of scrubs.
+type scrubs func(*turnstone.ScrubReport)
+
+func (f scrubs) Begin(ctx context.Context, _ turnstone.Operation) (context.Context, func(turnstone.Outcome)) {
+	return ctx, func(o turnstone.Outcome) {
+		if o.Scrub != nil {
+			f(o.Scrub)
+		}
+	}
+}
+
+// The scrub record has no text of a caller, belongs to its disk and not to a copy, and keeps no copy from its end.
+func TestVF9_TheScrubRecordIsNobodyElses(t *testing.T) {
+	e := many(t)
+	st := openStore(t, e, nil)
+	s := create(t, st, turnstone.Request{ID: "secrets"})
+	for i := range 40 {
+		var changes []turnstone.RecordChange
+		for j := range 50 {
+			changes = append(changes, turnstone.RecordChange{Key: fmt.Sprintf("alice@example.org/%d", i*50+j), Value: []byte("v")})
+		}
+		change(t, s, changes...)
+	}
+	for {
+		r := scrub(t, st, turnstone.ScrubOptions{For: 1})
+		vs, err := e.Get(ctx, keys.ScrubKey(""))
+		if err != nil || bytes.Contains(vs[0], []byte("alice")) {
+			t.Fatalf("%q, %v", vs, err)
+		}
+		if r.Ended {
+			break
+		}
+	}
+	to := memory.New()
+	f := &enginetest.Faulty{Engine: e}
+	f.Done = func(c enginetest.Call, _ error) {
+		if c.Op == "Scan" {
+			scrub(t, st, turnstone.ScrubOptions{})
+		}
+	}
+	if _, err := turnstone.Copy(ctx, f, to, turnstone.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := openStore(t, to, nil).Stats(ctx); err != nil || !s.Scrubbed.IsZero() {
+		t.Errorf("%+v, %v", s, err)
+	}
+	scrub(t, openStore(t, to, nil), turnstone.ScrubOptions{})
+	if _, err := turnstone.Copy(ctx, e, to, turnstone.CopyOptions{}); err != nil {
+		t.Error(err)
+	}
+	if s, err := openStore(t, to, nil).Stats(ctx); err != nil || s.Scrubbed.IsZero() {
+		t.Errorf("%+v, %v", s, err)
+	}
 }

@@ -22,7 +22,7 @@
 //	turnstone.gc.deleted             {blob}      counter
 //	turnstone.gc.reclaimed           By          counter
 //	turnstone.vacuum.removed         {record}    counter
-//	turnstone.scrub.age              s           gauge: since the last complete scrub began, of the store that scrubs
+//	turnstone.scrub.age              s           gauge: since the last complete scrub began; none before that, and of one store for each observer
 //
 // All have db.system.name = turnstone. error.type is turnstone.KindOf; nothing
 // in a metric names a session. Spans do, as gen_ai.conversation.id.
@@ -183,8 +183,8 @@ func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngin
 	case turnstone.OpGC, turnstone.OpVacuum:
 		ob.measureReclaimed(ctx, o)
 	case turnstone.OpScrub:
-		if s := o.Scrub; s != nil && !s.Complete.IsZero() {
-			ob.scrubbed.Store(s.Complete.UnixNano())
+		if s := o.Scrub; s != nil && !s.LastBegan.IsZero() {
+			ob.scrubbed.Store(s.LastBegan.UnixNano())
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -68,7 +67,7 @@ func (a *app) scrub() *cobra.Command {
 		Use:   "scrub",
 		Short: "Read all records one after the other, to find those that the disk has spoilt",
 		Long: "Read all records one after the other, and check the checksum of each and the hashes of commits and blobs. Unlike\n" +
-			"`turnstone verify` the command does not compare records with each other. So it takes no memory, and may be\n" +
+			"`turnstone verify` the command does not compare records with each other. So it takes little memory, and may be\n" +
 			"interrupted: the next one goes on where it was. It runs beside everything else. `turnstone stats` says when the\n" +
 			"last complete one began.",
 		Example: "turnstone scrub --rate 16MiB --for 1h",
@@ -86,13 +85,17 @@ func (a *app) scrub() *cobra.Command {
 			} else {
 				err = errors.Join(printScrub(cmd.OutOrStdout(), r), err)
 			}
-			if len(r.Problems) > 0 {
-				err = errors.Join(err, fmt.Errorf("%w: %s", errDamaged, plural(len(r.Problems)+r.More, "problem")))
+			switch n := len(r.Problems) + r.More; {
+			case n > 0:
+				err = errors.Join(err, fmt.Errorf("%w: %s", errDamaged, plural(n, "problem")))
+			default:
+				err = errors.Join(err, r.Err())
 			}
 			return err
 		}),
 	}
 	c.Flags().Var(&rate, "rate", "read so many bytes a second at most; default as many as possible")
+	c.Flags().DurationVar(&o.Every, "every", 0, "begin no scrub before so long after the last one began")
 	c.Flags().DurationVar(&o.For, "for", 0, "end after so long; default when all records were read")
 	jsonFlag(c, &asLines)
 	return c
@@ -104,10 +107,13 @@ func printScrub(w io.Writer, r *turnstone.ScrubReport) error {
 		p.printf("%s\n", clean(problem.Error()))
 	}
 	p.printf("read       %s, %s\n", plural(r.Records, "record"), size(uint64(r.Bytes)))
-	if !r.Began.IsZero() {
-		p.printf("goes on    the pass that began at %s is not complete\n", r.Began.Local().Format(time.DateTime))
-	} else {
-		p.printf("complete   %s in all records\n", plural(r.Found, "problem"))
+	switch {
+	case r.Ended:
+		p.printf("complete   %s in all records\n", plural(r.LastFound, "problem"))
+	case !r.Began.IsZero():
+		p.printf("goes on    the scrub that began at %s is not complete\n", moment(r.Began))
+	default:
+		p.printf("complete   the scrub that began at %s\n", moment(r.LastBegan))
 	}
 	return p.err
 }
@@ -151,7 +157,7 @@ func printStats(w io.Writer, s *turnstone.Stats, allocated uint64) error {
 		p.printf("on disk      %s allocated%s\n", size(allocated), ratio(s.Payload+s.Checkpoints, allocated))
 	}
 	if !s.Scrubbed.IsZero() {
-		p.printf("scrubbed     all that was written before %s\n", s.Scrubbed.Local().Format(time.DateTime))
+		p.printf("scrubbed     all that was written before %s, %s\n", moment(s.Scrubbed), plural(s.Spoilt, "problem"))
 	}
 	for _, u := range s.Usage {
 		p.printf("usage        %s\n", tokens(u))

@@ -32,6 +32,7 @@ type serving struct {
 	listen, tokens, cert, key string
 	maintain, scrub, idle     time.Duration
 	limits                    server.Options
+	log                       io.Writer // what goes wrong in the background
 	request, bodies           byteSize
 }
 
@@ -46,7 +47,10 @@ func (a *app) serve() *cobra.Command {
 			"A request names a namespace, which is made if it does not exist; the default is the one that the other commands use.\n" +
 			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s.log = cmd.ErrOrStderr()
+			return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s)
+		},
 	}
 	c.Flags().StringVar(&s.listen, "listen", "", "where: unix:PATH, or HOST:PORT; default unix:"+socketName+" in the store's directory")
 	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of 'turnstone token' each")
@@ -177,6 +181,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, s *serving) (*turnstone.Store, error) {
 	o := a.options
 	o.Namespace, o.MustExist = name, mustExist
+	o.Logger = slog.New(slog.NewTextHandler(s.log, nil)).With("namespace", name)
 	st, err := turnstone.Open(ctx, e, &o)
 	if err != nil || s.maintain == 0 {
 		return st, err

@@ -178,6 +178,28 @@ func store(space *keys.Space, inc keys.Incarnation, h header, front, data []byte
 	return ks, vs, nil
 }
 
+// CheckSegment verifies the hashes of a segment that is stored as these pairs, all of them and in order.
+func CheckSegment(space *keys.Space, pairs []engine.Pair) error {
+	h, rest, err := decodeHeader(space, pairs[0].Key, pairs[0].Value)
+	if err != nil {
+		return err
+	}
+	if h.values != len(pairs) {
+		return fmt.Errorf("%w: %d of %d values are there", damage.ErrMissing, len(pairs), h.values)
+	}
+	var data []byte
+	for _, p := range pairs[1:] {
+		body, err := codec.Decode(p.Key, p.Value, keys.Segment)
+		if err != nil {
+			return err
+		}
+		data = append(data, body...)
+	}
+	_, fields, _ := space.Fields(pairs[0].Key)
+	_, err = decode(keys.Incarnation(fields), h, rest, data)
+	return err
+}
+
 // decodeHeader decodes the header of a segment from its first value, and returns the rest.
 func decodeHeader(space *keys.Space, key, value []byte) (h header, rest []byte, err error) {
 	_, fields, ok := space.Fields(key)

@@ -101,6 +101,12 @@ func CopyingKey(name string) []byte {
 	return append(p[:], Copying)
 }
 
+// ScrubKey returns what Space.Scrub returns, for the namespace called name.
+func ScrubKey(name string) []byte {
+	p := prefix(name)
+	return append(p[:], Scrub)
+}
+
 // CycleKey returns what Space.Cycle returns, for the namespace called name.
 func CycleKey(name string) []byte {
 	p := prefix(name)

@@ -28,7 +28,8 @@ type Stats struct {
 	Loose   int
 	Deleted int
 
-	Scrubbed time.Time // The caller sets it.
+	Scrubbed time.Time // The caller sets it, and
+	Spoilt   uint64    // this.
 }
 
 // recordKinds says under which name Stats.ByKind counts the records of a letter.

@@ -57,7 +57,7 @@ type CopyOptions struct {
 func Copy(ctx context.Context, o CopyOptions) (*CopyReport, error) {
 	c := copier{
 		CopyOptions: o, space: engine.PrefixRange(keys.Prefix(o.Namespace)),
-		storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace),
+		storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace), scrubKey: keys.ScrubKey(o.Namespace),
 	}
 	if c.Progress == nil {
 		c.Progress = func(string, int) {}
@@ -72,16 +72,17 @@ type copier struct {
 	report CopyReport
 	space  engine.Range // all keys of the namespace
 
-	storeKey, noteKey []byte
-	record            []byte        // the store record of the source
-	format            uint64        // what the store record says
-	targetRecord      []byte        // the store record that the target had, or nil
-	note              head.CopyNote // the note of the target
-	noteValue         []byte        // the value that stands under noteKey, or nil
-	unfinished        bool          // the target has a note in place of its store record
-	ours              bool          // and this copier has written the note
-	batch             engine.Batch  // the differences that are not written yet
-	changed           bool          // something differed in this pass
+	storeKey, noteKey, scrubKey []byte
+
+	record       []byte        // the store record of the source
+	format       uint64        // what the store record says
+	targetRecord []byte        // the store record that the target had, or nil
+	note         head.CopyNote // the note of the target
+	noteValue    []byte        // the value that stands under noteKey, or nil
+	unfinished   bool          // the target has a note in place of its store record
+	ours         bool          // and this copier has written the note
+	batch        engine.Batch  // the differences that are not written yet
+	changed      bool          // something differed in this pass
 }
 
 func (c *copier) copy(ctx context.Context) error {

@@ -39,12 +39,12 @@ func (c *copier) writeDifferences(ctx context.Context) error {
 	return c.flush(ctx)
 }
 
-// records yields the records of a store in order, without its store record and its note.
+// records yields the records of a store in order, without its store record, its note, and its scrub record.
 func (c *copier) records(ctx context.Context, e engine.Engine) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
 		for p, err := range e.Scan(ctx, c.space) {
-			if bytes.Equal(p.Key, c.storeKey) || bytes.Equal(p.Key, c.noteKey) {
-				continue
+			if bytes.Equal(p.Key, c.storeKey) || bytes.Equal(p.Key, c.noteKey) || bytes.Equal(p.Key, c.scrubKey) {
+				continue // The scrub record is about the disk that it is on.
 			}
 			if !yield(p, err) {
 				return
