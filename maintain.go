@@ -318,7 +318,7 @@ func (r *ScrubReport) Err() error {
 }
 
 // Scrub reads the records of the namespace one after the other, and verifies the checksum of each, and the hashes of
-// what segments of commits and blobs hold. So it finds what a disk or a file system has spoilt since it was written,
+// what segments of commits and whole blobs and chunks hold. So it finds what a disk or a file system has spoilt since it was written,
 // which nobody may read for years. It does not compare records with each other, as Verify does. In return it takes
 // little memory, and can stop: the next call, in any process, goes on where it was, up to the end of the pass. What the
 // engine itself can't read is a problem, too, and the pass goes on behind it. Scrub runs beside commits and

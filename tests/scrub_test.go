@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -350,6 +351,66 @@ func TestVF9_AScrubGoesOnBehindWhatTheEngineCantRead(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// A spoilt engine can't read the keys from one on, up to another.
+type spoilt struct {
+	engine.Engine
+	from, to []byte
+}
+
+func (e spoilt) bad(key []byte) bool {
+	return bytes.Compare(key, e.from) >= 0 && bytes.Compare(key, e.to) < 0
+}
+
+func (e spoilt) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	if slices.ContainsFunc(keys, e.bad) {
+		return nil, engine.ErrCorrupt
+	}
+	return e.Engine.Get(ctx, keys...)
+}
+
+func (e spoilt) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(yield func(engine.Pair, error) bool) {
+		for p, err := range e.Engine.Scan(ctx, r) {
+			if e.bad(p.Key) {
+				yield(engine.Pair{}, engine.ErrCorrupt)
+				return
+			}
+			if !yield(p, err) {
+				return
+			}
+		}
+	}
+}
+
+// Wherever that place is, little more than it is left out.
+func TestVF9_AScrubLeavesOutLittleMoreThanTheEngineCantRead(t *testing.T) {
+	e := full(t)
+	scrub(t, openStore(t, e, nil), turnstone.ScrubOptions{})
+	all := pairs(t, e)
+	read := 0
+	for _, at := range []int{0, 1, 2, len(all) / 3, len(all) / 2, len(all) - 12, len(all) - 1} {
+		for _, n := range []int{1, 10} {
+			f := spoilt{e, all[at].Key, []byte("\xff")}
+			if at+n < len(all) {
+				f.to = all[at+n].Key
+			}
+			st, err := turnstone.Open(ctx, f, nil)
+			if err != nil || f.bad(keys.ScrubKey("")) {
+				continue // The store can't be opened, or nothing can be noted.
+			}
+			defer st.Close()
+			r := scrub(t, st, turnstone.ScrubOptions{})
+			if !r.Ended || len(r.Problems) == 0 || r.Records > len(all)-min(n, len(all)-at) || r.Records < len(all)-6*n-30 {
+				t.Errorf("%d from %d of %d: %d were read, %v", n, at, len(all), r.Records, r.Problems)
+			}
+			read++
+		}
+	}
+	if read < 8 {
+		t.Errorf("%d places", read)
 	}
 }
 

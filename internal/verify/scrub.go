@@ -153,7 +153,7 @@ func (r *scrubber) run(ctx context.Context) error {
 	began := time.Now()
 	for r.state.Began.IsZero() && !r.waits() { // Of those who begin a pass at once, one does.
 		r.state.Began, r.next = r.now(), r.store.Space.Everything().Start
-		if err := r.save(ctx); err != nil {
+		if _, err := r.save(ctx); err != nil {
 			return err
 		}
 	}
@@ -172,14 +172,15 @@ func (r *scrubber) run(ctx context.Context) error {
 		}
 		over := func() bool { return r.options.For > 0 && time.Since(began) >= r.options.For && r.fixed() }
 		if last || over() || time.Since(saved) >= saveEvery {
-			if err := r.save(ctx); err != nil {
+			taken, err := r.save(ctx)
+			if err != nil {
 				return err
 			}
-			saved = time.Now()
+			saved, r.report.Ended = time.Now(), last && !taken
 		} else if err := r.look(ctx); err != nil {
 			return err
 		}
-		if r.report.Ended = last; last || r.state.Began.IsZero() || over() { // Another process may have come to the end.
+		if r.report.Ended || r.state.Began.IsZero() || over() { // Another process may have come to the end.
 			return nil
 		}
 		if err := r.rest(ctx, sliced, size); err != nil {
@@ -205,7 +206,8 @@ func (r *scrubber) waits() bool {
 func (r *scrubber) cut(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	return errors.Join(err, r.save(ctx))
+	_, serr := r.save(ctx)
+	return errors.Join(err, serr)
 }
 
 // read reads the scrub record.
@@ -307,39 +309,38 @@ func (r *scrubber) checkAll(ctx context.Context, objects []object) error {
 // skip goes on behind a place that the engine can't read. It takes four times the step until the engine can read
 // again, so it passes over few keys that are not damaged. An engine may take a while to give up a place.
 func (r *scrubber) skip(ctx context.Context, damaged error) error {
-	from := r.next
-	const width = 24 // bytes that are counted: most keys have an incarnation or a hash there, and a revision
-	prefix := len(r.store.Space.Everything().Start) + 1
+	from, all := r.next, r.store.Space.Everything()
+	const width = 25 // bytes that are counted: the letter, and in most keys an incarnation or a hash, and a revision
+	prefix := len(all.Start)
 	var number [width]byte
-	copy(number[:], from[min(prefix, len(from)):])
-	for step := 0; step <= 8*width; step += 2 {
+	copy(number[:], from[prefix:])
+	r.next = append(bytes.Clone(all.Start), 0xff) // no letter is as large
+	for step := 0; step < 8*width; step += 2 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		next := new(big.Int).Add(new(big.Int).SetBytes(number[:]), new(big.Int).Lsh(big.NewInt(1), uint(step)))
-		if len(from) < prefix || next.BitLen() > 8*width {
+		if next.BitLen() > 8*width {
 			break
 		}
-		r.next = next.FillBytes(make([]byte, width))
-		r.next = append(bytes.Clone(from[:prefix]), r.next...)
-		readable, err := r.readable(ctx)
+		at := append(bytes.Clone(all.Start), next.FillBytes(make([]byte, width))...)
+		readable, err := r.readable(ctx, at)
 		if err != nil {
 			return err
 		}
 		if readable {
-			r.problem(fmt.Errorf("%w: the records from key %x up to %x were not read", damaged, from, r.next), "files")
-			return nil
+			r.next = at
+			break
 		}
 	}
-	r.next = engine.PrefixEnd(from[:min(prefix, len(from))])
 	r.problem(fmt.Errorf("%w: the records from key %x up to %x were not read", damaged, from, r.next), "files")
 	return nil
 }
 
-// readable reports whether the engine can read the next record.
-func (r *scrubber) readable(ctx context.Context) (bool, error) {
+// readable reports whether the engine can read the next record from a key on.
+func (r *scrubber) readable(ctx context.Context, from []byte) (bool, error) {
 	all := r.store.Space.Everything()
-	all.Start = r.next
+	all.Start = from
 	for _, err := range r.store.Engine.Scan(ctx, all) {
 		if errors.Is(err, engine.ErrCorrupt) {
 			return false, nil
@@ -468,13 +469,13 @@ func (r *scrubber) fixed() bool {
 }
 
 // save notes how far the pass has come. If another process has noted something since, save takes over what that says.
-func (r *scrubber) save(ctx context.Context) error {
+func (r *scrubber) save(ctx context.Context) (taken bool, err error) {
 	if r.fixed() {
 		r.state.next = r.next
 	}
 	r.state.holder, r.state.noted = r.holder, r.now()
 	record := r.state.encode(r.key)
-	return history.Settle(ctx, r.store.Engine, func(c *history.Change) error {
+	err = history.Settle(ctx, r.store.Engine, func(c *history.Change) error {
 		vs, err := r.store.Engine.Get(ctx, r.key)
 		switch {
 		case err != nil:
@@ -483,6 +484,7 @@ func (r *scrubber) save(ctx context.Context) error {
 			r.value = record
 			return nil
 		case !bytes.Equal(vs[0], r.value):
+			taken = true
 			return r.take(vs[0])
 		}
 		var b engine.Batch
@@ -494,6 +496,7 @@ func (r *scrubber) save(ctx context.Context) error {
 		r.value = record
 		return nil
 	})
+	return taken, err
 }
 
 // rest waits until a slice that was begun at a time has taken as long as the rate asks for.
