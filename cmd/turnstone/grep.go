@@ -42,7 +42,7 @@ func (a *app) grep() *cobra.Command {
 		Short: "Search the text of all sessions, or of some",
 		Long: "Search what was said in all sessions, or in some: messages, calls of tools and their results, also those on other\n" +
 			"branches. PATTERN is a regular expression (RE2), which matches within a node. What a fork inherits is searched where\n" +
-			"it comes from. `turnstone show SESSION:NODE` shows what leads to a node. The command reads all that it searches.",
+			"it comes from, if that is still there and no sessions are chosen. `turnstone show SESSION:NODE` shows what leads to a node. The command reads all that it searches.",
 		Example: "turnstone grep -i 'museum|train'\nturnstone grep francs --kind assistant --json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE:    a.in(f.run),
@@ -53,7 +53,7 @@ func (a *app) grep() *cobra.Command {
 	c.Flags().StringVar(&f.since, "since", "", "search only nodes of commits since then: a date, a time (RFC 3339), or a duration, for example 90m or 36h")
 	c.Flags().StringVar(&f.Group, "group", "", "search only sessions of this group and of those below it")
 	c.Flags().StringToStringVar(&f.Labels, "label", nil, "search only sessions with this label, KEY=VALUE; if repeated, only those with all labels")
-	c.Flags().IntVar(&f.limit, "limit", 3, "greatest number of nodes to show of a session; 0 shows all")
+	c.Flags().IntVar(&f.limit, "limit", 3, "greatest number of nodes to show of a session; 0 shows all, as --json does by itself")
 	c.Flags().BoolVar(&f.all, "all", false, "search also what the agent noted for itself and what the model thought")
 	jsonFlag(c, &f.asLines)
 	a.complete(c)
@@ -63,8 +63,7 @@ func (a *app) grep() *cobra.Command {
 // A found is a node whose text matches.
 type found struct {
 	turnstone.Node
-	text     string
-	from, to int // of the first match in text
+	before, match, after string // the first match, and what is around it
 }
 
 // A grepLine is a line of JSON that grep prints.
@@ -81,6 +80,9 @@ type grepLine struct {
 func (f *grepFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) error {
 	if f.limit < 0 {
 		return errLimit
+	}
+	if f.asLines && !cmd.Flags().Changed("limit") {
+		f.limit = 0
 	}
 	if err := f.compile(args[0]); err != nil {
 		return err
@@ -109,7 +111,7 @@ func (f *grepFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 			sessions = append(sessions, i)
 		}
 	}
-	return f.search(cmd, st, sessions, len(args) > 1)
+	return f.search(cmd, st, sessions, len(args) > 1 || f.Group != "" || len(f.Labels) > 0)
 }
 
 // compile reads the pattern.
@@ -137,7 +139,7 @@ func (f *grepFlags) compile(pattern string) (err error) {
 var letters = regexp.MustCompile(`[A-Za-z]{2,}`)
 
 // search searches sessions, several at once, and prints what it finds in their order.
-func (f *grepFlags) search(cmd *cobra.Command, st *turnstone.Store, sessions []*turnstone.Info, named bool) error {
+func (f *grepFlags) search(cmd *cobra.Command, st *turnstone.Store, sessions []*turnstone.Info, chosen bool) (err error) {
 	ctx, cancel := context.WithCancel(cmd.Context())
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -163,12 +165,14 @@ func (f *grepFlags) search(cmd *cobra.Command, st *turnstone.Store, sessions []*
 			working.Go(func() {
 				defer func() { <-workers }()
 				var r result
-				r.nodes, r.more, r.err = f.in(ctx, st, i, named)
+				r.nodes, r.more, r.err = f.in(ctx, st, i, chosen)
 				of <- r
 			})
 		}
 	})
 	out := bufio.NewWriter(cmd.OutOrStdout())
+	defer func() { err = errors.Join(err, out.Flush()) }()
+	defer progress.Finish()
 	p := printer{w: out}
 	for at := 0; ; at++ {
 		of, more := <-results
@@ -186,7 +190,6 @@ func (f *grepFlags) search(cmd *cobra.Command, st *turnstone.Store, sessions []*
 			return p.err
 		}
 	}
-	progress.Finish()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -195,13 +198,13 @@ func (f *grepFlags) search(cmd *cobra.Command, st *turnstone.Store, sessions []*
 	case !f.asLines:
 		p.printf("\n%s in %s\n", plural(f.matches, "node"), plural(f.ofSessions, "session"))
 	}
-	return errors.Join(p.err, out.Flush())
+	return p.err
 }
 
 // in searches a session. It returns the first nodes that match, and how many more there are.
-func (f *grepFlags) in(ctx context.Context, st *turnstone.Store, i *turnstone.Info, named bool) (nodes []found, more int, err error) {
+func (f *grepFlags) in(ctx context.Context, st *turnstone.Store, i *turnstone.Info, chosen bool) (nodes []found, more int, err error) {
 	s, err := st.SessionByIncarnation(ctx, i.Incarnation)
-	if errors.Is(err, turnstone.ErrSessionNotFound) && !named {
+	if errors.Is(err, turnstone.ErrSessionNotFound) {
 		return nil, 0, nil // It was deleted meanwhile.
 	}
 	if err != nil {
@@ -210,27 +213,28 @@ func (f *grepFlags) in(ctx context.Context, st *turnstone.Store, i *turnstone.In
 	imported := i.Labels[importer.FormatLabel] != ""
 	for n, err := range s.Nodes(ctx, turnstone.Scope{Full: true}) {
 		if err != nil {
-			if errors.Is(err, turnstone.ErrSessionDeleted) && !named {
+			if errors.Is(err, turnstone.ErrSessionDeleted) {
 				return nodes, more, nil
 			}
 			return nil, 0, err
 		}
-		if n.Inherited && !named || n.Time.Before(f.after) || len(f.kinds) > 0 && !slices.Contains(f.kinds, n.Kind) || !f.mayMatch(n.Payload) {
+		if n.Inherited && !chosen && i.Parent != "" || n.Time.Before(f.after) || len(f.kinds) > 0 && !slices.Contains(f.kinds, n.Kind) || !f.mayMatch(n.Payload) {
 			continue
 		}
 		text := importer.Text
 		if imported && !f.all {
 			text = importer.Said
 		}
-		hit := found{Node: n, text: text(n.Payload)}
-		at := f.pattern.FindStringIndex(hit.text)
+		said := text(n.Payload)
+		at := f.pattern.FindStringIndex(said)
 		switch {
 		case at == nil || imported && !f.all && importer.Beside(n.Kind, n.Payload):
 		case f.limit > 0 && len(nodes) == f.limit:
 			more++
 		default:
-			hit.from, hit.to, hit.Payload = at[0], at[1], nil
-			nodes = append(nodes, hit)
+			n.Payload = nil
+			before, match, after := around(said, at[0], at[1])
+			nodes = append(nodes, found{n, before, match, after})
 		}
 	}
 	return nodes, more, nil
@@ -247,8 +251,7 @@ func (f *grepFlags) print(p *printer, i *turnstone.Info, nodes []found, more, te
 	if f.asLines {
 		for k := range nodes {
 			n := &nodes[k]
-			before, match, after := n.around(200, 200)
-			l := grepLine{i.ID, n.ID.String(), n.Kind, n.Key, n.Revision, n.Time, before + match + after}
+			l := grepLine{i.ID, n.ID.String(), n.Kind, n.Key, n.Revision, n.Time, n.before + n.match + n.after}
 			p.err = errors.Join(p.err, asJSON(p.w, l))
 		}
 		return
@@ -260,30 +263,35 @@ func (f *grepFlags) print(p *printer, i *turnstone.Info, nodes []found, more, te
 	room := max(cmp.Or(terminal, 120)-4, 20)
 	for k := range nodes {
 		n := &nodes[k]
-		before, match, after := n.around(room/3, room)
-		before, match = flat(before), flat(match)
+		before, match := flat(n.before), flat(n.match)
+		for columns(before) > room/3 {
+			before = "…" + string([]rune(before)[max(2, columns(before)-room/3):])
+		}
 		p.printf("  %s  %s  %s\n", faint(short(n.ID)), faint(moment(n.Time)), line(n.Kind, 20))
-		p.printf("    %s%s%s\n", before, bold(match), cut(flat(after), max(room-columns(before+match), 20)))
+		p.printf("    %s%s%s\n", before, bold(match), cut(flat(n.after), max(room-columns(before+match), 20)))
 	}
 	if more > 0 {
 		p.printf("  %s\n", faint(fmt.Sprintf("%d more; --limit 0 shows all", more)))
 	}
 }
 
-// maxMatch is how many bytes of a match are shown.
-const maxMatch = 1000
+// A match is shown up to maxMatch bytes, with up to margin bytes before and behind it.
+const maxMatch, margin = 1000, 200
 
-// around returns the match, and at most so many bytes before and behind it.
-func (n *found) around(ahead, behind int) (before, match, after string) {
-	begin, middle, end := max(n.from-ahead, 0), min(n.to, n.from+maxMatch), min(n.to+behind, len(n.text))
-	before, match, after = strings.ToValidUTF8(n.text[begin:n.from], ""), n.text[n.from:middle], strings.ToValidUTF8(n.text[n.to:end], "")
+// around returns the match in a text, and what is around it.
+func around(text string, from, to int) (before, match, after string) {
+	begin, middle, end := max(from-margin, 0), min(to, from+maxMatch), min(to+margin, len(text))
+	before, match, after = strings.ToValidUTF8(text[begin:from], ""), strings.ToValidUTF8(text[from:middle], ""), strings.ToValidUTF8(text[to:end], "")
 	if begin > 0 {
 		before = "…" + before
 	}
-	if end < len(n.text) {
+	if middle < to {
+		match += "…"
+	}
+	if end < len(text) {
 		after += "…"
 	}
-	return before, strings.ToValidUTF8(match, ""), after
+	return strings.Clone(before), strings.Clone(match), strings.Clone(after)
 }
 
 var space = regexp.MustCompile(`\s+`)

@@ -41,15 +41,23 @@ func TestP30_GrepFindsWhatWasSaid(t *testing.T) {
 	contains(grep("flaky"), "one  find the flaky test\n", "    find the flaky test\n", "  1 more; --limit 0 shows all", "5 nodes in 2 sessions")
 	contains(grep("-i", "flaky"), "the FLAKY one", "6 nodes in 2 sessions")
 	contains(grep("flaky", "--all"), "6 nodes in 2 sessions")
+	must(t, "fork", "one", "child", "--store", store)
+	must(t, "rm", "one", "--store", store)
+	contains(grep("find"), "child  \n", "1 node in 1 session") // What it came from is gone.
+	must(t, "rm", "child", "--store", store)
+	must(t, "import", dir, "--store", store)
+	if n := strings.Count(grep("flaky", "--json"), "\n"); n != 5 {
+		t.Errorf("%d lines", n)
+	}
 	contains(grep("flaky", "fork"), "5 nodes in 1 session") // named, so what it inherits is searched; it was not imported itself
 	contains(grep("flaky", "--limit", "0", "two"), "4 nodes in 1 session")
 	contains(grep(`b "quoted" <tag> Gr`), "a b \"quoted\" <tag> Größe")
 	contains(grep("a\nb"), "1 node in 1 session")
 	contains(grep("-F", `"quoted" <`), "1 node in 1 session")
 	contains(grep(`^find|nothing$`), "2 nodes in 1 session")
-	appendTo(t, filepath.Join(dir, "call.jsonl"), strings.Replace(spoken("call", 0), `"text 0"`, `[{"type":"tool_use","id":"t","name":"run","input":{"n":1e3,"null":"x"}},{"type":"tool_use","id":"v","name":"stop"}]`, 1))
+	appendTo(t, filepath.Join(dir, "call.jsonl"), strings.Replace(spoken("call", 0), `"text 0"`, `[{"type":"tool_use","id":"t","name":"run","input":{"n":1e3,"null":"x"}},{"type":"tool_use","id":"w","name":"edit","input":{"all":[{"old":"<divx class>","new":"a && bb"}]}},{"type":"tool_use","id":"v","name":"stop"}]`, 1))
 	must(t, "import", dir, "--store", store)
-	for _, text := range []string{"run(n: 1000, null: x)", "stop(null)", "(null)"} { // as the text has it, not the JSON
+	for _, text := range []string{"run(n: 1000, null: x)", "stop(null)", "(null)", `"<divx class>"`, `a && bb`} { // as the text has it, not the JSON
 		contains(grep("-F", text), "1 node in 1 session")
 	}
 	contains(grep("flaky", "--since", "36h", "--kind", "user"), "5 nodes")

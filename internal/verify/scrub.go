@@ -43,7 +43,7 @@ type ScrubState struct {
 	Began     time.Time // when the pass that is at work began; zero between two passes
 	LastBegan time.Time // when the last complete pass began; zero before that
 	LastFound uint64    // how many problems that pass found
-	found     uint64    // how many the pass at work has found so far
+	found     uint64    // how many the pass at work has found before next
 	next      []byte    // the key that it goes on with
 	holder    [8]byte   // who has noted this
 	noted     time.Time // and when
@@ -134,7 +134,8 @@ type scrubber struct {
 	key     []byte
 	value   []byte // the record as it stands
 	state   ScrubState
-	next    []byte // the key to go on with, which the record has only if its text is not somebody's
+	next    []byte // the key to go on with; state.next is not behind it
+	found   uint64 // in the pass, before next
 }
 
 const (
@@ -153,6 +154,7 @@ func (r *scrubber) run(ctx context.Context) error {
 	began := time.Now()
 	for r.state.Began.IsZero() && !r.waits() { // Of those who begin a pass at once, one does.
 		r.state.Began, r.next = r.now(), r.store.Space.Everything().Start
+		r.state.next = r.next
 		if _, err := r.save(ctx); err != nil {
 			return err
 		}
@@ -160,6 +162,7 @@ func (r *scrubber) run(ctx context.Context) error {
 	if r.waits() {
 		return nil
 	}
+	begin := r.state.next
 	for saved := began; ; {
 		sliced := time.Now()
 		size, last, err := r.slice(ctx)
@@ -167,18 +170,20 @@ func (r *scrubber) run(ctx context.Context) error {
 			return r.cut(ctx, err)
 		}
 		if last {
-			r.state.LastBegan, r.state.LastFound = r.state.Began, r.state.found
-			r.state.Began, r.state.found, r.next = time.Time{}, 0, nil
+			r.state.LastBegan, r.state.LastFound = r.state.Began, r.found
+			r.state.Began, r.state.found, r.state.next = time.Time{}, 0, nil
 		}
-		over := func() bool { return r.options.For > 0 && time.Since(began) >= r.options.For && r.fixed() }
+		over := func() bool { // A call that comes to nothing would be repeated for ever.
+			return r.options.For > 0 && time.Since(began) >= r.options.For && !bytes.Equal(r.state.next, begin)
+		}
 		if last || over() || time.Since(saved) >= saveEvery {
 			taken, err := r.save(ctx)
 			if err != nil {
-				return err
+				return r.cut(ctx, err)
 			}
 			saved, r.report.Ended = time.Now(), last && !taken
 		} else if err := r.look(ctx); err != nil {
-			return err
+			return r.cut(ctx, err)
 		}
 		if r.report.Ended || r.state.Began.IsZero() || over() { // Another process may have come to the end.
 			return nil
@@ -234,8 +239,8 @@ func (r *scrubber) take(value []byte) error {
 	if errors.Is(err, damage.ErrFormat) {
 		return codec.Corrupt(err, "scrub record")
 	}
-	if r.state, r.value = state, value; err != nil {
-		r.state = ScrubState{}
+	if r.state, r.value, r.found = state, value, state.found; err != nil {
+		r.state, r.found = ScrubState{}, 0
 		r.problem(err, "scrub record")
 	}
 	if r.next = r.state.next; !bytes.HasPrefix(r.next, r.store.Space.Everything().Start) {
@@ -261,7 +266,8 @@ func (r *scrubber) slice(ctx context.Context) (size int, last bool, err error) {
 			if err := r.checkAll(ctx, objects); err != nil {
 				return size, false, err
 			}
-			return size, false, r.skip(ctx, err)
+			last, err = r.skip(ctx, err)
+			return size, last, err
 		}
 		if err != nil {
 			return size, false, err
@@ -291,6 +297,7 @@ func (r *scrubber) continues(o object, key []byte) bool {
 // checkAll verifies objects.
 func (r *scrubber) checkAll(ctx context.Context, objects []object) error {
 	for _, o := range objects {
+		r.mark(o[0].Key)
 		if err := r.check(ctx, o); err != nil {
 			return err
 		}
@@ -300,41 +307,75 @@ func (r *scrubber) checkAll(ctx context.Context, objects []object) error {
 		}
 		r.next = engine.Successor(o[len(o)-1].Key)
 	}
+	r.mark(r.next)
 	if r.options.Progress != nil {
 		r.options.Progress(r.report.Records)
 	}
 	return nil
 }
 
-// skip goes on behind a place that the engine can't read. It takes four times the step until the engine can read
-// again, so it passes over few keys that are not damaged. An engine may take a while to give up a place.
-func (r *scrubber) skip(ctx context.Context, damaged error) error {
-	from, all := r.next, r.store.Space.Everything()
-	const width = 25 // bytes that are counted: the letter, and in most keys an incarnation or a hash, and a revision
-	prefix := len(all.Start)
-	var number [width]byte
-	copy(number[:], from[prefix:])
-	r.next = append(bytes.Clone(all.Start), 0xff) // no letter is as large
-	for step := 0; step < 8*width; step += 2 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		next := new(big.Int).Add(new(big.Int).SetBytes(number[:]), new(big.Int).Lsh(big.NewInt(1), uint(step)))
-		if next.BitLen() > 8*width {
-			break
-		}
-		at := append(bytes.Clone(all.Start), next.FillBytes(make([]byte, width))...)
-		readable, err := r.readable(ctx, at)
-		if err != nil {
-			return err
-		}
-		if readable {
-			r.next = at
-			break
+// mark notes that the pass has come to a key, if its text is not somebody's: an erasure could not find that here. Of the
+// records of a session, it notes the first one by its session; in the list of all records there is no such place.
+func (r *scrubber) mark(key []byte) {
+	begin := len(r.store.Space.Everything().Start)
+	switch {
+	case len(key) <= begin:
+	case key[begin] == keys.Listing:
+		return
+	case key[begin] == keys.Record:
+		if key = key[:min(begin+17, len(key))]; bytes.HasPrefix(r.state.next, key) {
+			return
 		}
 	}
+	r.state.next, r.state.found = bytes.Clone(key), r.found
+}
+
+// skip goes on behind a place that the engine can't read. It takes longer and longer steps until the engine can read
+// again, and then halves the last one. It reports whether there is nothing behind.
+func (r *scrubber) skip(ctx context.Context, damaged error) (last bool, err error) {
+	from, all := r.next, r.store.Space.Everything()
+	const width = 25 // bytes that are counted: the letter, and in most keys an incarnation or a hash, and a revision
+	var number [width]byte
+	copy(number[:], from[len(all.Start):])
+	key := func(n *big.Int) []byte { return append(bytes.Clone(all.Start), n.FillBytes(make([]byte, width))...) }
+	low := new(big.Int).SetBytes(number[:]) // can't be read
+	var high *big.Int                       // can
+	for step := uint(0); high == nil; step += 4 {
+		at := new(big.Int).Add(low, new(big.Int).Lsh(big.NewInt(1), step))
+		if at.BitLen() > 8*width {
+			r.next = append(bytes.Clone(all.Start), 0xff) // no letter is as large
+			r.problem(fmt.Errorf("%w: the records from key %x on were not read", damaged, from), "files")
+			return true, nil
+		}
+		readable, err := r.readable(ctx, key(at))
+		switch {
+		case err != nil:
+			return false, err
+		case readable:
+			high = at
+		default:
+			low = at
+		}
+	}
+	for {
+		at := new(big.Int).Add(low, high)
+		if at.Rsh(at, 1).Cmp(low) == 0 {
+			break
+		}
+		readable, err := r.readable(ctx, key(at))
+		switch {
+		case err != nil:
+			return false, err
+		case readable:
+			high = at
+		default:
+			low = at
+		}
+	}
+	r.next = key(high)
 	r.problem(fmt.Errorf("%w: the records from key %x up to %x were not read", damaged, from, r.next), "files")
-	return nil
+	r.mark(r.next)
+	return false, nil
 }
 
 // readable reports whether the engine can read the next record from a key on.
@@ -453,7 +494,7 @@ func (r *scrubber) problem(err error, format string, args ...any) {
 	if err == nil {
 		return
 	}
-	r.state.found++
+	r.found++
 	if len(r.report.Problems) == maxProblems {
 		r.report.More++
 		return
@@ -461,18 +502,8 @@ func (r *scrubber) problem(err error, format string, args ...any) {
 	r.report.Problems = append(r.report.Problems, codec.Corrupt(err, format, args...))
 }
 
-// fixed reports whether the key to go on with can be noted. Those of records and of their list have text of the caller,
-// which an erasure has to find.
-func (r *scrubber) fixed() bool {
-	letter, _, ok := r.store.Space.Fields(bytes.TrimSuffix(r.next, []byte{0}))
-	return !ok || letter != keys.Record && letter != keys.Listing
-}
-
 // save notes how far the pass has come. If another process has noted something since, save takes over what that says.
 func (r *scrubber) save(ctx context.Context) (taken bool, err error) {
-	if r.fixed() {
-		r.state.next = r.next
-	}
 	r.state.holder, r.state.noted = r.holder, r.now()
 	record := r.state.encode(r.key)
 	err = history.Settle(ctx, r.store.Engine, func(c *history.Change) error {

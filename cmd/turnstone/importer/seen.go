@@ -68,11 +68,10 @@ const late = 24 * time.Hour
 func seenOf(path, version string) *Seen { return &Seen{SeenPrefix + hashPath(realPath(path)), version} }
 
 // opencodeVersion returns the version of the other files of a session of OpenCode: of its messages, and of the
-// parts of the last one, which is what OpenCode writes to; and when it was written, and the folders of these files.
+// parts of the last few, which is what OpenCode writes to; and when it was written, and the folders of these files.
 func opencodeVersion(storage, id string) (version string, written time.Time, folders []string) {
 	h := sha256.New()
-	last := ""
-	list := func(kind, of string) {
+	list := func(kind, of string) (names []string) {
 		folder := filepath.Join(storage, kind, of)
 		files, err := os.ReadDir(folder)
 		for up := err; errors.Is(up, fs.ErrNotExist) && folder != storage; {
@@ -83,13 +82,14 @@ func opencodeVersion(storage, id string) (version string, written time.Time, fol
 		for _, f := range files {
 			if info, err := f.Info(); err == nil {
 				fmt.Fprintln(h, f.Name(), info.Size(), info.ModTime().UnixNano())
-				last, written = strings.TrimSuffix(f.Name(), ".json"), latest(written, info.ModTime())
+				names, written = append(names, strings.TrimSuffix(f.Name(), ".json")), latest(written, info.ModTime())
 			}
 		}
+		return names
 	}
-	list("message", id)
-	if last != "" {
-		list("part", last)
+	messages := list("message", id)
+	for _, message := range messages[max(len(messages)-4, 0):] {
+		list("part", message)
 	}
 	return " " + sum(h), written, folders
 }

@@ -115,30 +115,29 @@ func first(all ...any) any {
 
 // text writes a call as a function call. Arguments may be a string that has JSON.
 func (c toolCall) text() string {
+	name, _ := c.name.(string)
 	args := c.args
 	if s, ok := args.(string); ok {
 		var v map[string]any
 		if json.Unmarshal([]byte(s), &v) != nil {
-			return fmt.Sprintf("%v(%s)", c.name, s)
+			return fmt.Sprintf("%s(%s)", name, s)
 		}
 		args = v
 	}
-	return fmt.Sprintf("%v(%s)", c.name, arguments(args))
+	return fmt.Sprintf("%s(%s)", name, arguments(args))
 }
 
 // arguments writes the arguments of a call. Strings have no quotes.
 func arguments(v any) string {
 	fields, ok := v.(map[string]any)
 	if !ok {
-		b, _ := json.Marshal(v)
-		return string(b)
+		return string(marshal(v))
 	}
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		text, ok := fields[name].(string)
 		if !ok {
-			b, _ := json.Marshal(fields[name])
-			text = string(b)
+			text = string(marshal(fields[name]))
 		}
 		out = append(out, name+": "+text)
 	}
