@@ -404,8 +404,11 @@ func TestVF9_AScrubLeavesOutLittleMoreThanTheEngineCantRead(t *testing.T) {
 			places = append(places, i, i+1)
 		}
 	}
-	read := 0
-	for _, at := range places {
+	read, each := 0, testkit.Pick(1, 2, 8)
+	for k, at := range places {
+		if k%each != 0 {
+			continue
+		}
 		for _, n := range []int{1, 10} {
 			f := spoilt{e, all[at].Key, []byte("\xff")}
 			if at+n < len(all) {
@@ -432,7 +435,7 @@ func TestVF9_AScrubLeavesOutLittleMoreThanTheEngineCantRead(t *testing.T) {
 			read++
 		}
 	}
-	if read < 40 {
+	if read < 40/each {
 		t.Errorf("%d places", read)
 	}
 }
