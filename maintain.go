@@ -324,8 +324,9 @@ func (r *ScrubReport) Err() error {
 // engine itself can't read is a problem, too, and the pass goes on behind it. Scrub runs beside commits and
 // maintenance, which may move records meanwhile. What is written behind it is for the next pass.
 //
-// The returned error says that Scrub itself could not go on; the report has what it found until then. It notes how far
-// it came at its end, and every ten seconds.
+// The returned error says that Scrub itself could not go on; the report has what it found until then. A read that fails
+// otherwise than by damage, such as one of a disk that does not answer, is such an error, and the next call meets it
+// again. Scrub notes how far it came at its end, and every ten seconds.
 func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (*ScrubReport, error) {
 	return observed(ctx, s, OpScrub, "", func(ctx context.Context) (*ScrubReport, error) {
 		if o.Every < 0 || o.Rate < 0 || o.For < 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -269,6 +270,34 @@ func sortedFields(t *testing.T, data string) (out []string) {
 		out = append(out, string(b))
 	}
 	return out
+}
+
+// Gemini CLI keeps the sessions of a project in a folder that it has given a name, and calls the project by a hash.
+func TestP24_ASessionOfGeminiGoesToTheFolderOfItsProject(t *testing.T) {
+	hash := func(dir string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(dir))) }
+	home, store := t.TempDir(), t.TempDir()+"/store"
+	appendTo(t, filepath.Join(home, ".gemini", "projects.json"), `{"projects":{"/work/old":"old","/work/new":"new-1","/work/bad":"../x"}}`)
+	must(t, "import", write(t, "session-x.jsonl", fmt.Sprintf(`{"sessionId":"g1","projectHash":%q,"startTime":"2026-01-01T10:00:00Z","kind":"main"}
+{"id":"m1","timestamp":"2026-01-01T10:00:00Z","type":"user","content":[{"text":"hi"}]}
+`, hash("/work/old"))), "--store", store)
+	for _, c := range []struct{ cwd, folder, project string }{
+		{"", "old", "/work/old"},
+		{"/work/old", "old", "/work/old"},
+		{"/work/new", "new-1", "/work/new"},
+		{"/work/bad", hash("/work/bad"), "/work/bad"},
+		{"/work/other", hash("/work/other"), "/work/other"},
+	} {
+		args := []string{"resume", "g1", "--fork", "--store", store}
+		if c.cwd != "" {
+			args = append(args, "--cwd", c.cwd)
+		}
+		code, out, errs := status(t, agents(home), args...)
+		path, _, _ := strings.Cut(out, "\n")
+		data, err := os.ReadFile(path)
+		if code != 0 || err != nil || filepath.Base(filepath.Dir(filepath.Dir(path))) != c.folder || !strings.Contains(string(data), `"projectHash":"`+hash(c.project)+`"`) {
+			t.Errorf("%s: %s%s%s %v", c.cwd, out, errs, data, err)
+		}
+	}
 }
 
 // The agents' own readers find what resume writes, in another directory, as a fork and at an earlier place, and read the

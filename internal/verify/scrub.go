@@ -134,7 +134,7 @@ type scrubber struct {
 	key     []byte
 	value   []byte // the record as it stands
 	state   ScrubState
-	next    []byte // the key to go on with; state.next is not behind it
+	next    []byte // the key to go on with; state.next, which is noted, is this one or an earlier one
 	found   uint64 // in the pass, before next
 }
 

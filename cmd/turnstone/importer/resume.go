@@ -24,10 +24,12 @@ type returning struct {
 	// with commas between them, all count.
 	id, cwd string
 	every   bool // Every line names the session, also those that come from another one.
+	// project, if set, returns what the transcript calls a directory.
+	project func(cwd string) string
 	// bases returns the folders in which the agent keeps its files, the one for new sessions first.
 	bases func(home string) []string
-	// path returns where the agent looks for the transcript of a session, below its folder.
-	path func(r *Resumption) (string, error)
+	// path returns where the agent looks for the transcript of a session, below its folder base.
+	path func(base string, r *Resumption) (string, error)
 	// there is a pattern of fs.Glob that finds the transcript that the agent has of the session, below its folder.
 	there func(r *Resumption) string
 	// command returns the arguments that make the agent go on with the session.
@@ -57,13 +59,13 @@ var (
 var returnings = map[string]returning{
 	claude.name: {
 		id: "sessionId", cwd: "cwd", every: true, bases: claudeFolders,
-		path:    func(r *Resumption) (string, error) { return inProject("projects", r.Cwd, r.ID+".jsonl") },
+		path:    func(_ string, r *Resumption) (string, error) { return inProject("projects", r.Cwd, r.ID+".jsonl") },
 		there:   func(r *Resumption) string { return "projects/*/" + r.ID + ".jsonl" },
 		command: func(r *Resumption) []string { return []string{"claude", "--resume", r.ID} },
 	},
 	codex.name: {
 		id: "payload.id,payload.session_id", cwd: "payload.cwd,payload.workspace_roots.0", bases: codexFolders,
-		path: func(r *Resumption) (string, error) { // The agent takes the day and the time from the local clock.
+		path: func(_ string, r *Resumption) (string, error) { // The agent takes the day and the time from the local clock.
 			began := r.Began.Local()
 			name := "rollout-" + began.Format("2006-01-02T15-04-05") + "-" + r.ID + ".jsonl"
 			if strings.HasPrefix(r.File, "rollout-") && strings.HasSuffix(r.File, "-"+r.ID+".jsonl") {
@@ -77,13 +79,10 @@ var returnings = map[string]returning{
 		command: func(r *Resumption) []string { return []string{"codex", "resume", r.ID} },
 	},
 	gemini.name: {
-		id: "sessionId", every: true,
+		id: "sessionId", cwd: "projectHash", every: true, project: geminiHash,
 		bases: func(home string) []string { return []string{filepath.Join(home, ".gemini")} },
-		path: func(r *Resumption) (string, error) {
-			project := gjson.GetBytes(r.Content, "projectHash").Str // of the object, or of the first line
-			if r.Cwd != "" {
-				project = fmt.Sprintf("%x", sha256.Sum256([]byte(r.Cwd)))
-			}
+		path: func(base string, r *Resumption) (string, error) {
+			project := geminiFolder(base, gjson.GetBytes(r.Content, "projectHash").Str) // of the object, or of the first line
 			if !plainID.MatchString(project) {
 				return "", ErrNoCwd
 			}
@@ -102,7 +101,7 @@ var returnings = map[string]returning{
 	qwen.name: {
 		id: "sessionId", cwd: "cwd", every: true,
 		bases: func(home string) []string { return []string{filepath.Join(home, ".qwen")} },
-		path: func(r *Resumption) (string, error) {
+		path: func(_ string, r *Resumption) (string, error) {
 			return inProject("projects", r.Cwd, filepath.Join("chats", r.ID+".jsonl"))
 		},
 		there:   func(r *Resumption) string { return "projects/*/chats/" + r.ID + ".jsonl" },
@@ -111,7 +110,7 @@ var returnings = map[string]returning{
 	copilot.name: {
 		id: "data.sessionId", cwd: "data.context.cwd,data.context.gitRoot",
 		bases: func(home string) []string { return []string{filepath.Join(home, ".copilot")} },
-		path: func(r *Resumption) (string, error) {
+		path: func(_ string, r *Resumption) (string, error) {
 			return filepath.Join("session-state", r.ID, "events.jsonl"), nil
 		},
 		there:   func(r *Resumption) string { return "session-state/" + r.ID + "/events.jsonl" },
@@ -120,7 +119,7 @@ var returnings = map[string]returning{
 	pi.name: {
 		id: "id,parentId", cwd: "cwd",
 		bases: func(home string) []string { return []string{filepath.Join(home, ".pi", "agent")} },
-		path: func(r *Resumption) (string, error) {
+		path: func(_ string, r *Resumption) (string, error) {
 			if r.Cwd == "" {
 				return "", ErrNoCwd
 			}
@@ -184,15 +183,18 @@ func Resume(format, home, id string, fork bool, r *Resumption) error {
 	if !whole {
 		objects = bytes.SplitAfter(r.Content, []byte("\n"))
 	}
-	moved := false
+	moved, project := false, r.Cwd
+	if back.project != nil {
+		project = back.project(r.Cwd)
+	}
 	switch was := strings.TrimRight(firstText(objects, back.cwd), `/\`); {
 	case r.Cwd == "" && filepath.IsAbs(was):
 		r.Cwd = was
-	case r.Cwd != "" && r.Cwd != was:
+	case r.Cwd != "" && project != was:
 		moved = true
 		replaceAll(objects, back.cwd, func(dir string) string {
 			if rest, below := strings.CutPrefix(dir, was); was != "" && below && (rest == "" || rest[0] == '/' || rest[0] == '\\') {
-				return r.Cwd + rest
+				return project + rest
 			}
 			return dir
 		})
@@ -231,9 +233,26 @@ func (b *returning) place(home string, r *Resumption, other bool) error {
 			return nil
 		}
 	}
-	path, err := b.path(r)
+	path, err := b.path(bases[0], r)
 	r.Path = filepath.Join(bases[0], path)
 	return err
+}
+
+// geminiHash returns how Gemini CLI calls the directory of a project in transcripts.
+func geminiHash(cwd string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(cwd))) }
+
+// geminiFolder returns the folder of a project in tmp, which Gemini CLI notes in projects.json. Older versions, and one
+// that does not know the project yet, use its hash.
+func geminiFolder(base, hash string) string {
+	data, _ := os.ReadFile(filepath.Join(base, "projects.json"))
+	folder := hash
+	gjson.GetBytes(data, "projects").ForEach(func(path, name gjson.Result) bool {
+		if geminiHash(path.Str) == hash && plainID.MatchString(name.Str) {
+			folder = name.Str
+		}
+		return folder == hash
+	})
+	return folder
 }
 
 // isWhole reports whether a transcript is one object with a list of messages, not lines.
