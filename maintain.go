@@ -167,27 +167,27 @@ type MaintainOptions struct {
 	// Pace is the part of its time that a collection works, as in gc.Options;
 	// default 0.25.
 	Pace float64
-	// ScrubEvery is the time from the beginning of one scrub to that of the next; 0 means none. One that was cut off
-	// goes on, in any process, and of the processes that maintain a store one scrubs. It runs beside collections and
-	// vacuums. See Store.Scrub.
+	// ScrubEvery is the time from the beginning of one scrub to that of the next; 0 means none. A scrub that was cut
+	// off is gone on with, by any process. If several processes maintain a store, one of them scrubs it. A scrub runs
+	// beside collections and vacuums. See Store.Scrub.
 	ScrubEvery time.Duration
 	// ScrubRate is how many bytes a scrub reads in a second at most; default 16 MiB.
 	ScrubRate int64
 	// Prune says what to prune before each collection. Its default prunes the sessions that have a retention of their
 	// own.
 	Prune gc.PruneOptions
-	// Report, if set, is called after every run, one call at a time, from a goroutine of maintenance: after a
-	// collection, a vacuum, the end of a scrub, and a part of it that found something. It must not call stop or
-	// Store.Close.
+	// Report, if set, is called after each collection and vacuum, at the end of a scrub, and within ten seconds after a
+	// scrub has found something. The calls come one at a time, from goroutines of maintenance. Report must not call stop
+	// or Store.Close.
 	Report func(Maintained)
 }
 
-// Maintained says what one run of maintenance has done. The report of what did not run is nil.
+// Maintained says what one run of maintenance has done. One of the reports is set, or none if the run failed.
 type Maintained struct {
 	GC     *gc.Report
 	Vacuum *gc.VacuumReport
 	Scrub  *ScrubReport
-	Err    error // of the run; or of a scrub that ran, ScrubReport.Err
+	Err    error // why the run failed; for a scrub that has found something, ScrubReport.Err
 }
 
 // Maintain prunes and collects in the background, and vacuums and scrubs if asked to, until
@@ -216,8 +216,9 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	tell := func(m Maintained) {
 		telling.Lock()
 		defer telling.Unlock()
+		found := m.Scrub != nil && len(m.Scrub.Problems) > 0
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil && !found: // Nobody else tells what was found.
 		case o.Report != nil:
 			o.Report(m)
 		case m.Err != nil && !errors.Is(m.Err, gc.ErrSuperseded) && s.opts.Logger != nil:
@@ -256,19 +257,19 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	}, nil
 }
 
-// scrubLoop scrubs until ctx ends, for a short time after another, so that what is found is soon noted and told. After
-// a scrub that failed it waits as long as after a collection.
+// scrubLoop scrubs until ctx ends. It calls Scrub for a short time again and again, so that what a scrub finds is soon
+// told. It waits for o.Every after a call that fails.
 func (s *Store) scrubLoop(ctx context.Context, o *MaintainOptions, tell func(Maintained)) {
 	for {
 		r, err := s.Scrub(ctx, ScrubOptions{Every: o.ScrubEvery, Rate: o.ScrubRate, For: 10 * time.Second})
 		m := Maintained{Scrub: r, Err: err}
-		if err == nil {
+		if r != nil && r.Err() != nil {
 			m.Err = r.Err()
 		}
 		if m.Err != nil || r.Ended {
 			tell(m)
 		}
-		wait := time.Minute // The next one may be due, or another process may have ended.
+		wait := time.Minute // Then the next scrub may be due, or the process that scrubs may be gone.
 		switch {
 		case err != nil:
 			wait = o.Every
@@ -285,8 +286,8 @@ func (s *Store) scrubLoop(ctx context.Context, o *MaintainOptions, tell func(Mai
 
 // ScrubOptions of Scrub.
 type ScrubOptions struct {
-	// Every, if set, is the time from the beginning of one pass to that of the next. A call that comes earlier, or while
-	// another process is at work, does nothing.
+	// Every, if set, is the time from the beginning of one pass to that of the next. A call that comes earlier does
+	// nothing. Nor does one that comes while another process scrubs the store.
 	Every    time.Duration
 	Rate     int64             // how many bytes to read in a second at most; 0 means as many as possible
 	For      time.Duration     // when to end before the pass is complete; 0 means at its end
@@ -298,15 +299,15 @@ type ScrubReport struct {
 	Began     time.Time `json:"began,omitzero"`     // when the pass that is at work began; zero if none is
 	LastBegan time.Time `json:"lastBegan,omitzero"` // when the last complete pass began; zero before that
 	LastFound uint64    `json:"lastFound"`          // how many problems that pass found, in all calls
-	Ended     bool      `json:"ended"`              // the call has come to the end of the pass, which is the last one now
+	Ended     bool      `json:"ended"`              // the call has come to the end of a pass: LastBegan and LastFound are of that one
 	Records   int       `json:"records"`            // that the call has read
 	Bytes     int64     `json:"bytes"`              // of their keys and values
 	Problems  []error   `json:"-"`                  // those that the call has found, each a *damage.CorruptError
 	More      int       `json:"more"`               // problems beyond the first 1,000
 }
 
-// Err returns nil, or the first problem that the call has found. If the call has ended a pass in which only earlier
-// calls found problems, the error says how many; it matches damage.ErrDamaged.
+// Err returns the first problem that the call has found. If the call has found none, but ends a pass in which earlier
+// calls found some, the error says how many, and matches damage.ErrDamaged. Otherwise Err returns nil.
 func (r *ScrubReport) Err() error {
 	switch {
 	case len(r.Problems) > 0:
@@ -317,16 +318,18 @@ func (r *ScrubReport) Err() error {
 	return nil
 }
 
-// Scrub reads the records of the namespace one after the other, and verifies the checksum of each, and the hashes of
-// what segments of commits and whole blobs and chunks hold. So it finds what a disk or a file system has spoilt since it was written,
-// which nobody may read for years. It does not compare records with each other, as Verify does. In return it takes
-// little memory, and can stop: the next call, in any process, goes on where it was, up to the end of the pass. What the
-// engine itself can't read is a problem, too, and the pass goes on behind it. Scrub runs beside commits and
-// maintenance, which may move records meanwhile. What is written behind it is for the next pass.
+// Scrub reads all records of the namespace, one after the other. It verifies the checksum of each record, and the hashes
+// of what segments and blobs hold. So it finds what a disk or a file system has spoilt since it was written, also in
+// records that nobody else reads. What the engine can't read is a problem, too; the scrub goes on behind it. Scrub does
+// not compare records with each other, as Verify does.
 //
-// The returned error says that Scrub itself could not go on; the report has what it found until then. A read that fails
-// otherwise than by damage, such as one of a disk that does not answer, is such an error, and the next call meets it
-// again. Scrub notes how far it came at its end, and every ten seconds.
+// Scrub takes little memory. It can stop at any time: the next call, in any process, goes on where it stopped. A pass
+// ends when all records were read. Scrub runs beside commits and maintenance. What they write behind it is read by the
+// next pass.
+//
+// The returned error says that Scrub could not go on. The report has what it found until then; it is nil if nothing was
+// read. Such an error is that of a disk that does not answer, which the next call meets again. Scrub writes one record,
+// at the beginning and the end of a call, and every ten seconds.
 func (s *Store) Scrub(ctx context.Context, o ScrubOptions) (*ScrubReport, error) {
 	return observed(ctx, s, OpScrub, "", func(ctx context.Context) (*ScrubReport, error) {
 		if o.Every < 0 || o.Rate < 0 || o.For < 0 {

@@ -38,7 +38,7 @@ type Store struct {
 	sealing   *history.SealQueue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
-	holder    [8]byte // random, by which a scrub knows the notes of others
+	holder    [8]byte // random; it distinguishes the scrubs of this store from those of other processes
 
 	watched    watched
 	feeding    chan struct{}   // has one while told changes get their numbers

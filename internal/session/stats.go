@@ -28,8 +28,9 @@ type Stats struct {
 	Loose   int
 	Deleted int
 
-	Scrubbed time.Time // The caller sets it, and
-	Spoilt   uint64    // this.
+	// The caller sets these.
+	Scrubbed time.Time
+	Spoilt   uint64
 }
 
 // recordKinds says under which name Stats.ByKind counts the records of a letter.
