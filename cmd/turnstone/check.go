@@ -85,13 +85,11 @@ func (a *app) scrub() *cobra.Command {
 			} else {
 				err = errors.Join(printScrub(cmd.OutOrStdout(), r), err)
 			}
-			switch n := len(r.Problems) + r.More; {
-			case n > 0:
-				err = errors.Join(err, fmt.Errorf("%w: %s", errDamaged, plural(n, "problem")))
-			default:
-				err = errors.Join(err, r.Err())
+			found := r.Err()
+			if n := len(r.Problems) + r.More; n > 0 {
+				found = fmt.Errorf("%w: %s", errDamaged, plural(n, "problem"))
 			}
-			return err
+			return errors.Join(err, found)
 		}),
 	}
 	c.Flags().Var(&rate, "rate", "read so many bytes a second at most; default as many as possible")
