@@ -33,13 +33,13 @@ type builder struct {
 // A talk is a conversation that is being made.
 type talk struct {
 	Conversation
-	key     [2]string       // the session and the agent that its lines name
+	key     [2]string       // the names of the session and of the agent in its lines
 	unique  bool            // its id is globally unique
 	rooted  bool            // an entry that names its parent, or says that it has none, has an event
-	entries []*entry        // nil for those that were imported by an earlier one; see tail
+	entries []*entry        // an entry that was imported earlier is nil; see tail
 	first   map[string]int  // index of the first entry with an id
 	sums    []uint64        // hashes of the entries that are nil
-	wanted  map[string]bool // ids that entries name, of which there was no entry when they were forgotten
+	wanted  map[string]bool // ids that earlier entries name and that no entry has yet
 	state   []state
 	events  map[string]int // index of the last event with an id
 	last    int            // the last event on the path
@@ -136,7 +136,8 @@ func (b *builder) start(id string) *talk {
 	return k
 }
 
-// index finds the entries from one on by their ids, and takes from them what concerns the whole conversation.
+// index enters the ids of the entries in k.first, and takes from the entries what concerns the whole conversation. from
+// is the first entry that index has not seen before.
 func (k *talk) index(from int) {
 	k.state = append(k.state, make([]state, len(k.entries)-from)...)
 	for i := from; i < len(k.entries); i++ {

@@ -246,7 +246,7 @@ func (h *held) add(in *turnstone.Commit, made []int, res *turnstone.Result) {
 	h.setOwn()
 }
 
-// forget removes the payloads, which an import that goes on from a tail does not need.
+// forget removes the payloads of the nodes. An import that goes on from a tail does not need them.
 func (h *held) forget() {
 	for i := range h.state.Nodes {
 		h.state.Nodes[i].Payload, h.state.Nodes[i].Attachments = nil, nil

@@ -22,12 +22,12 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 )
 
-// A tail is what a follower has learnt of a file of lines. When the file has grown, only the lines behind it are
-// parsed, compared with the session and stored. Of the rest it needs the hash alone.
+// A tail is the state of an import of a file of lines. When the file has grown, a follower goes on from its tail: it
+// parses and stores the new lines alone. It reads the others only to compare their hash.
 //
-// There is no tail of a file with a torn line, with several conversations, or without a line feed at its end, and none
-// if the session has something that the file does not. Some lines change what was made of those before them; then all
-// of the file is read again. So it is if the session was changed by others.
+// Some files have no tail: a file with a torn line, one with several conversations, and one that does not end in a line
+// feed. Nor has a file whose session has nodes that the file has not. New lines can change what was made of earlier
+// lines, and other programs can change the session. The follower reads the whole file then.
 type tail struct {
 	path    string
 	secrets Secrets
@@ -38,17 +38,17 @@ type tail struct {
 	rest          []byte // behind the last piece
 	b             *builder
 
-	// These are of the conversation that was imported.
-	events hash.Cloner // of its digest
-	count  int         // of its events
+	// The fields below are those of the conversation that was imported.
+	events hash.Cloner // hash of all events
+	count  int         // number of events
 	torn   int
 	asked  bool
 	began  time.Time
 	name   string
-	held   *held // nil if its session can't be gone on from
+	held   *held // its session; nil if an import has to compare it with the whole file
 }
 
-// tailOf returns the tail of a file of lines that was split and built, or nil if nothing can go on from it.
+// tailOf returns the tail of a file of lines, or nil if the file has none.
 func tailOf(s *splitter, b *builder) *tail {
 	if len(b.talks) != 1 || len(s.pieces) < 2 || len(s.mended) > 0 || !bytes.HasSuffix(s.data, []byte("\n")) {
 		return nil
@@ -56,11 +56,11 @@ func tailOf(s *splitter, b *builder) *tail {
 	return &tail{lines: s.lines, pieces: len(s.pieces), rest: s.data[s.end:], b: b}
 }
 
-// seed is that of the hashes by which repeated lines are found.
+// seed is the seed of the hashes that find repeated lines.
 var seed = maphash.MakeSeed()
 
-// more adds the entries of lines that a file of one conversation has grown by. It returns false if they change what
-// was made of the others.
+// more adds the entries of new lines to the only conversation of a file. It returns false if they change what was made of
+// earlier lines.
 func (b *builder) more(entries []*entry) bool {
 	k := b.talks[0]
 	from := len(k.entries)
@@ -82,7 +82,7 @@ func (b *builder) more(entries []*entry) bool {
 	return true
 }
 
-// forget removes from a conversation what later lines don't need.
+// forget removes what the builder does not need to add later lines.
 func (k *talk) forget() {
 	if k.wanted == nil {
 		k.wanted = map[string]bool{}
@@ -103,8 +103,8 @@ func (k *talk) forget() {
 	}
 }
 
-// again returns the session that a conversation goes on from, or nil if it was changed since the tail of the
-// conversation was made.
+// again returns the session of a conversation that goes on from a tail, or nil if the session has changed since the tail
+// was made.
 func (l *loader) again(ctx context.Context, c *Conversation) (*held, error) {
 	h := c.tail.held
 	s, err := l.st.SessionByIncarnation(ctx, h.info.Incarnation)
@@ -137,7 +137,7 @@ func (l *loader) again(ctx context.Context, c *Conversation) (*held, error) {
 	return h, nil
 }
 
-// keep notes in the tail of a conversation what its session has now.
+// keep updates the tail of a conversation after an import. h is its session.
 func (c *Conversation) keep(h *held) {
 	if c.tail == nil {
 		return
@@ -149,7 +149,7 @@ func (c *Conversation) keep(h *held) {
 	}
 }
 
-// whole reads the file of a conversation that has the lines alone by which the file has grown.
+// whole reads the whole file of a conversation that goes on from a tail.
 func (c *Conversation) whole(ctx context.Context) (*Conversation, error) {
 	f, err := os.Open(c.tail.path)
 	if err != nil {
@@ -170,22 +170,22 @@ func (c *Conversation) whole(ctx context.Context) (*Conversation, error) {
 	return nil, cmp.Or(err, fmt.Errorf("%s was replaced while it was read", c.File))
 }
 
-// Tails has what is known of files that were imported, so that one that has grown is imported in a time that depends on
-// what it grew by. The rest of it is read, but only to see that it is the same. Its methods may be called at the same
-// time. The zero value is ready for use.
+// Tails keeps the tails of the files that a follower has imported. With them, an import of a file that has grown takes a
+// time that depends on the new lines, and not on the size of the file. The methods may be called at the same time. The
+// zero value is ready for use.
 type Tails struct {
 	mu     sync.Mutex
 	tails  []*tail // the most recently used is the last
 	events int     // of all of them
 }
 
-// minTail is the size of the smallest file that is kept: another one is parsed in a few milliseconds.
+// minTail is the size of the smallest file of which Tails keeps the tail. A smaller file is parsed in a few milliseconds.
 var minTail int64 = 256 << 10
 
-// maxEvents is how many events all kept files may have. Each takes about a kilobyte.
+// maxEvents is the number of events of all files whose tails are kept. An event takes about a kilobyte.
 const maxEvents = 1 << 16
 
-// ParseWhole is Parse for a follower: the conversations have what Keep keeps.
+// ParseWhole parses a whole file, as the function Parse does, so that Keep can keep its tail.
 func (t *Tails) ParseWhole(ctx context.Context, file string, data []byte, secrets Secrets) ([]Conversation, []*BadInput, error) {
 	p := newParser(file, secrets)
 	convs, bad, err := p.read(ctx, data)
@@ -196,11 +196,11 @@ func (t *Tails) ParseWhole(ctx context.Context, file string, data []byte, secret
 	return convs, bad, err
 }
 
-// Parse reads the lines by which a file has grown since Keep got its conversation. It returns nil if the file has
-// to be read as a whole, as ParseWhole does.
+// Parse parses the lines that a file has got since Keep kept its tail. It returns nil if there is no tail, or the whole
+// file has to be parsed; the caller calls ParseWhole then.
 //
-// The events before the new ones have no payloads. Load needs none, unless others have changed the session. Then it
-// reads the file again.
+// The conversation has all events of the file, but only the new ones have payloads. Load needs no others. If others have
+// changed the session, Load reads the whole file.
 func (t *Tails) Parse(ctx context.Context, path string) ([]Conversation, error) {
 	k := t.take(path)
 	if k == nil {
@@ -232,7 +232,7 @@ func (t *Tails) Parse(ctx context.Context, path string) ([]Conversation, error) 
 	return convs, nil
 }
 
-// grown returns the bytes that were added to the file, which may be none, or nil if it did not just grow.
+// grown returns the bytes that were added to the end of the file. It returns nil if the file was changed otherwise.
 func (k *tail) grown(ctx context.Context) ([]byte, error) {
 	f, err := os.Open(k.path)
 	if err != nil {
@@ -258,10 +258,11 @@ func (k *tail) grown(ctx context.Context) ([]byte, error) {
 	return more, nil
 }
 
-// maxAtOnce is how much of a file is read before ctx is looked at.
+// maxAtOnce is the number of bytes that grown reads before it looks whether ctx has ended.
 const maxAtOnce = 16 << 20
 
-// Keep keeps what is known of a file whose conversations were imported. They are not to be used any more.
+// Keep keeps the tail of a file whose conversations were imported. The caller must not use the conversations any more,
+// except their Mended and Redacted.
 func (t *Tails) Keep(results []Result) {
 	if len(results) != 1 {
 		return
@@ -286,7 +287,7 @@ func (t *Tails) Keep(results []Result) {
 	}
 }
 
-// take removes and returns what is known of a file.
+// take removes and returns the tail of a file, or returns nil if there is none.
 func (t *Tails) take(path string) *tail {
 	t.mu.Lock()
 	defer t.mu.Unlock()

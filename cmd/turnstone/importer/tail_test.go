@@ -16,7 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// grower imports a file again and again, as follow does.
+// A grower imports a file again and again, as follow does.
 type grower struct {
 	t     *testing.T
 	st    *turnstone.Store
@@ -111,8 +111,8 @@ func script(rnd *rand.Rand) (name string, lines []string) {
 	return name, lines
 }
 
-// A file that grows is imported by what is new, whatever is: the session is the same as if all of the file had been
-// read each time. That is so for broken lines, for files that are rewritten, and for sessions that others change.
+// An import of new lines gives the same session as an import of the whole file. That is so for broken lines, for files
+// that are rewritten, and for sessions that others change.
 func TestP20_OfAFileThatHasGrownWhatIsNewIsEnough(t *testing.T) {
 	importer.KeepSmallTails()
 	went, all := 0, 0
@@ -203,7 +203,7 @@ func disturb(t *testing.T, s *turnstone.Session, other int, payload string) {
 	}
 }
 
-// A tombstone is no revision: an import that goes on from what it has read does not see it. Nothing comes back.
+// A tombstone is no revision, so an import of new lines does not see it. The node does not come back.
 func TestP20_WhatWasTombstonedDoesNotComeBackWhenItsFileGrows(t *testing.T) {
 	importer.KeepSmallTails()
 	for name, all := range appended {
@@ -238,7 +238,7 @@ func TestP20_WhatWasTombstonedDoesNotComeBackWhenItsFileGrows(t *testing.T) {
 	}
 }
 
-// Whatever a file is and grows by, an import goes on from what it has read, or reads all of it, with the same result.
+// Whatever bytes a file has and gets, an import of the new lines has the same result as one of the whole file.
 func FuzzTail(f *testing.F) {
 	importer.KeepSmallTails()
 	for name, all := range appended {
