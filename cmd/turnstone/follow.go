@@ -121,7 +121,7 @@ type follower struct {
 	failed    map[string]string // errors of conversations that could not be stored
 	watcher   *fsnotify.Watcher
 	tails     importer.Tails
-	beside    map[string][]string // sessions by the folders in which their agent writes beside them, which are watched
+	beside    map[string][]string // by watched folder: the sessions whose agent writes there, in other files than theirs
 }
 
 // unread is a version of a file that could not be read, and why.
@@ -228,8 +228,8 @@ func (w *follower) watch(dir string) {
 	}
 }
 
-// watchBeside watches the folders beside a session in which its agent writes now, and no others. It reports whether
-// one of them was not watched before.
+// watchBeside watches the folders of Source.Beside, and no longer those that it had before. It reports whether it
+// watches one that was not watched before.
 func (w *follower) watchBeside(s importer.Source) (more bool) {
 	for dir, sessions := range w.beside {
 		if !slices.Contains(sessions, s.Path) || slices.Contains(s.Beside, dir) {

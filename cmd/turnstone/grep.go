@@ -134,8 +134,8 @@ func (f *grepFlags) compile(pattern string) (err error) {
 	return nil
 }
 
-// letters match words that stand in a payload as they stand in its text, where numbers and signs may be written anew.
-// A call without arguments has null in its text alone.
+// letters match the words that a text has only if its payload has them. Text writes numbers and signs anew, and null for
+// the arguments of a call that has none.
 var letters = regexp.MustCompile(`[A-Za-z]{2,}`)
 
 // search searches sessions, several at once, and prints what it finds in their order.

@@ -52,11 +52,11 @@ func sum(h hash.Hash) string { return fmt.Sprintf("%x", h.Sum(nil)[:12]) }
 // digest returns a hash of the first n events.
 func (c *Conversation) digest(n int) string { return sum(c.hashed(n)) }
 
-// hashed hashes the first n events. Those of a file that has grown begin with those of its tail.
+// hashed hashes the first n events. It goes on from the hash in the tail, if the conversation goes on from one.
 func (c *Conversation) hashed(n int) hash.Cloner {
 	h := sha256.New().(hash.Cloner)
 	if c.since > 0 {
-		h, _ = c.tail.events.Clone() // of SHA-256 it can't fail
+		h, _ = c.tail.events.Clone() // It can't fail for SHA-256.
 	}
 	for i := c.since; i < n; i++ {
 		e := &c.Events[i]

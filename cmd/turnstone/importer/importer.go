@@ -70,15 +70,15 @@ type Conversation struct {
 	// conversation.
 	Redacted map[string]int
 
-	tail   *tail       // what the next version of the file can go on from, if it is one of lines and of this conversation alone
-	since  int         // index of the first event that is not in the version that tail is of; those before have no payloads
+	tail   *tail       // the state from which an import of the next version of the file can go on; may be nil
+	since  int         // index of the first event that the tail did not have before; earlier events have no payloads
 	asked  bool        // an event is a message of the user
 	kin    kin         // how a session is recognized as this conversation
 	began  time.Time   // when the conversation began; zero if the file does not say
 	torn   int         // number of events that are bytes that can't be read
 	gaps   gaps        // the bytes between the events in the file; nil if they are not known
 	stamp  stamp       // identifies the content
-	events hash.Cloner // whose sum is that of the digest of all events
+	events hash.Cloner // the hash of all events; see digest
 }
 
 // An Event is the content for one node.

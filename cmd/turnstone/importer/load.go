@@ -57,7 +57,7 @@ type Result struct {
 	Commits      int   // number of commits that were made
 	Nodes        int   // number of events of the conversation
 	Added        int   // number of nodes that were written
-	Bytes        int   // payload bytes of its events; of those of Tails.Parse, of the new ones
+	Bytes        int   // payload bytes of the conversation; after Tails.Parse those of the new events
 	Err          error // why Outcome is Failed
 }
 
@@ -216,7 +216,7 @@ func (l *loader) holders(ctx context.Context, identity string) (all []*turnstone
 	return all, nil
 }
 
-// errOthers: the session of a file that has grown was changed by others, so the file is read as a whole.
+// errOthers: others have changed the session of a file since its tail was made, so Load has to read the whole file.
 var errOthers = errors.New("the session was changed")
 
 // find returns the session that holds c, compared with c, or nil if no session does.

@@ -30,8 +30,8 @@ type Source struct {
 	Path    string
 	Version *Seen // nil if the source is no file and no database, or is not there
 	Size    int64 // of the file, in bytes; that of a database counts for its first session
-	// Beside has the other folders in which the agent writes what comes next, if it has written to the session of
-	// late. One that is not there yet is replaced by the one that it will be in.
+	// Beside has the other folders in which the agent will write what comes next. Instead of a folder that does not
+	// exist yet, it has the nearest one above. It is empty if the agent has not written to the session for a day.
 	Beside []string
 }
 
@@ -62,13 +62,13 @@ func Look(ctx context.Context, path string) []Source {
 	return []Source{s}
 }
 
-// late is how long ago an agent may have written to a session that it goes on with.
+// late is the time after which an agent is not expected to go on with a session.
 const late = 24 * time.Hour
 
 func seenOf(path, version string) *Seen { return &Seen{SeenPrefix + hashPath(realPath(path)), version} }
 
-// opencodeVersion returns the version of the other files of a session of OpenCode: of its messages, and of the
-// parts of the last few, which is what OpenCode writes to; and when it was written, and the folders of these files.
+// opencodeVersion returns the version of the other files of a session of OpenCode, when they were written last, and
+// their folders. The files are its messages and the parts of the last few messages, to which OpenCode still writes.
 func opencodeVersion(storage, id string) (version string, written time.Time, folders []string) {
 	h := sha256.New()
 	list := func(kind, of string) (names []string) {
