@@ -56,7 +56,7 @@ func (s Eraser) owners(ctx context.Context, h *history.History, in head.Incarnat
 		return out, nil
 	}
 	parent, err := s.Open(ctx, h.Origin.Ancestors[1].Incarnation)
-	if err != nil || parent.Origin == nil || parent.Origin.Ancestors[0].Incarnation == in {
+	if err != nil || parent.Origin == nil || len(parent.Origin.Ancestors) == 0 || parent.Origin.Ancestors[0].Incarnation == in {
 		return out, err
 	}
 	for _, a := range parent.Origin.Ancestors {

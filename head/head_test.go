@@ -40,7 +40,7 @@ var (
 	}
 	aLife    = head.Life{Session: keys.Hash{1}, State: head.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5, Packed: 3, Forks: 6, Refs: 7, Stones: 8, Runs: []head.Run{{Last: 3, Bits: 1}, {Last: 4}}}
 	aPlace   = head.Place{Time: 5, Ahead: true, Lists: []keys.List{{1}, {2, 3}}}
-	anOrigin = head.Origin{Ancestors: []head.Ancestor{{Incarnation: head.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Depth: 9, Parts: []head.Part{parts[0]}}
+	anOrigin = head.Origin{Ancestors: []head.Ancestor{{Incarnation: head.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Depth: 9, Parts: []head.Part{parts[0]}, Genesis: head.CommitID{10}}
 )
 
 // records are one of each type, and how to read it back.

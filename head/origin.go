@@ -20,16 +20,19 @@ type Ancestor struct {
 // package commit.
 const MaxAncestors = 256
 
-// An Origin is what an attached fork begins with; it never changes.
+// An Origin is what an attached fork begins with, or a session that came in a bundle; it never changes.
 type Origin struct {
-	Ancestors []Ancestor // the first one is no fork
+	Ancestors []Ancestor // the first one is no fork; none if the session is no fork
 	Depth     uint64     // how many nodes the path to the fork node has
 	Parts     []Part     // the checkpoint at the fork, Set is 0
+	// Genesis is the id that the first commit of a session that came in a bundle follows: that of the store in which
+	// the session was made, where it and its ancestors had other incarnations. It is zero for other sessions.
+	Genesis CommitID
 }
 
 func (o *Origin) body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 160*len(o.Ancestors)+64)}
-	e.Array(3)
+	e.Array(4)
 	e.Array(len(o.Ancestors))
 	for _, a := range o.Ancestors {
 		e.Array(6)
@@ -42,11 +45,17 @@ func (o *Origin) body() []byte {
 	}
 	e.Uint(o.Depth)
 	appendParts(&e, o.Parts)
+	e.ID(o.Genesis)
 	return e.B
 }
 
-// Node returns the node that the fork begins at.
-func (o *Origin) Node() graph.ID { return o.Ancestors[len(o.Ancestors)-1].Node }
+// Node returns the node that the fork begins at, or zero if the session is no fork.
+func (o *Origin) Node() graph.ID {
+	if len(o.Ancestors) == 0 {
+		return graph.ID{}
+	}
+	return o.Ancestors[len(o.Ancestors)-1].Node
+}
 
 // Encode returns o's record for key.
 func (o *Origin) Encode(key []byte) []byte { return codec.Encode(key, keys.Origin, o.body()) }
@@ -59,7 +68,7 @@ func DecodeOrigin(key, value []byte) (*Origin, error) {
 	}
 	d := codec.Decoder{B: body}
 	var o Origin
-	d.Shape(3)
+	d.Shape(4)
 	o.Ancestors = make([]Ancestor, d.Array(MaxAncestors))
 	for i := range o.Ancestors {
 		a := &o.Ancestors[i]
@@ -74,11 +83,11 @@ func DecodeOrigin(key, value []byte) (*Origin, error) {
 		a.Nodes = int(n)
 		a.Epoch = d.Uint()
 	}
-	node := graph.ID{}
-	if len(o.Ancestors) > 0 {
-		node = o.Node()
-	}
-	o.Depth = decodeDepth(&d, node)
+	o.Depth = decodeDepth(&d, o.Node())
 	o.Parts = decodeParts(&d)
+	o.Genesis = d.ID()
+	if len(o.Ancestors) == 0 && o.Genesis.IsZero() {
+		d.Fail("neither ancestors nor a genesis")
+	}
 	return &o, d.Done()
 }

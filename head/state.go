@@ -326,10 +326,14 @@ func decodeTime(d *codec.Decoder) time.Time {
 }
 
 // Genesis is the id that a session's first commit has as its predecessor: it
-// binds the chain to the incarnation and, for a fork, to what it forked from.
+// binds the chain to the incarnation and, for a fork, to what it forked from. A
+// session that came in a bundle has that of the store in which it was made.
 func Genesis(inc Incarnation, o *Origin) CommitID {
-	if o == nil {
+	switch {
+	case o == nil:
 		return codec.GenesisHash.Sum(inc[:])
+	case !o.Genesis.IsZero():
+		return o.Genesis
 	}
 	return codec.GenesisHash.Sum(inc[:], o.body())
 }

@@ -144,13 +144,18 @@ func (p *plan) isFull() bool {
 // turns if they don't compress.
 func sizes(of []Turn) (bytes uint64, size int) {
 	for i := range of {
-		t := &of[i]
-		bytes, size = bytes+t.Pack.Uncompressed(), size+t.Pack.Size()+400+len(t.Parts)*180+len(t.Usage)*190
-		for name, value := range t.Labels {
-			size += 10 + len(name) + len(value)
-		}
+		bytes, size = bytes+of[i].Pack.Uncompressed(), size+SizeOf(&of[i])
 	}
 	return bytes, size
+}
+
+// SizeOf returns a bound for the size of a turn in a segment, if it does not compress.
+func SizeOf(t *Turn) int {
+	size := t.Pack.Size() + 400 + len(t.Parts)*180 + len(t.Usage)*190
+	for name, value := range t.Labels {
+		size += 10 + len(name) + len(value)
+	}
+	return size
 }
 
 // hasRoom reports whether the turns of a segment can be added. An empty plan always has room

@@ -109,16 +109,7 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 		e.Array(6)
 		s.Before.Append(&e)
 	}
-	e.Array(len(s.Turns))
-	before := s.Before
-	b.payloads = b.payloads[:0]
-	for i := range s.Turns {
-		t := &s.Turns[i]
-		e.Array(9)
-		t.AppendCompact(&e, &before)
-		b.payloads = t.Pack.Append(&e, b.payloads, before.Last)
-		before = t.Base(t.ID)
-	}
+	b.payloads = appendTurns(&e, b.payloads[:0], s.Turns, s.Before)
 	data, err := b.compress(e.B, s.Level)
 	if err != nil {
 		return nil, nil, err
@@ -127,6 +118,65 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 	end.Array(10)
 	s.End.Append(&end)
 	return store(space, inc, header{first: uint64(s.First), last: uint64(s.Last), level: s.Level}, end.B, data)
+}
+
+// appendTurns encodes turns that build on a base as one item, without what follows from the base and from each other.
+// It appends their inline payloads to payloads, and returns the result.
+func appendTurns(e *codec.Encoder, payloads []byte, turns []Turn, before head.Base) []byte {
+	e.Array(len(turns))
+	for i := range turns {
+		t := &turns[i]
+		e.Array(9)
+		t.AppendCompact(e, &before)
+		payloads = t.Pack.Append(e, payloads, before.Last)
+		before = t.Base(t.ID)
+	}
+	return payloads
+}
+
+// decodeTurns decodes n turns that appendTurns has encoded, derives their ids, and returns the rest of payloads.
+func decodeTurns(d *codec.Decoder, payloads []byte, n int, before head.Base) (turns []Turn, rest []byte, err error) {
+	turns = make([]Turn, 0, n)
+	for len(turns) < n && d.Err() == nil {
+		d.Shape(9)
+		t := Turn{Commit: *head.DecodeCompact(d, &before)}
+		t.Pack, payloads = graph.Decode(d, payloads, uint64(t.Revision))
+		if d.Err() != nil {
+			break
+		}
+		if _, err := t.Pack.Resolve(before.Last); err != nil {
+			return nil, nil, err
+		}
+		t.Complete(&t.Pack, before.Last)
+		if (t.Depth == 0) != t.Leaf.IsZero() || t.Depth > head.MaxDepth {
+			d.Fail("path of %d nodes", t.Depth)
+		}
+		t.ID = t.Commit.ID()
+		turns, before = append(turns, t), t.Base(t.ID)
+	}
+	return turns, payloads, d.Err()
+}
+
+// EncodeTurns encodes turns that build on a base, uncompressed: the length of the structure, the structure, and the
+// inline payloads.
+func EncodeTurns(turns []Turn, before head.Base) []byte {
+	var e codec.Encoder
+	payloads := appendTurns(&e, nil, turns, before)
+	raw := binary.AppendUvarint(make([]byte, 0, len(e.B)+len(payloads)+binary.MaxVarintLen64), uint64(len(e.B)))
+	return append(append(raw, e.B...), payloads...)
+}
+
+// DecodeTurns decodes what EncodeTurns has made, and derives the ids of all nodes and commits. The turns alias raw.
+func DecodeTurns(raw []byte, before head.Base) ([]Turn, error) {
+	d, payloads, err := split(raw, 1)
+	if err != nil {
+		return nil, err
+	}
+	turns, payloads, err := decodeTurns(&d, payloads, d.Array(maxTurns), before)
+	if err == nil && len(payloads) > 0 {
+		d.Fail("%d bytes of payloads too many", len(payloads))
+	}
+	return turns, errors.Join(err, d.Done())
 }
 
 // ReplaceSegments makes b store a segment in place of what is stored under old keys.
@@ -308,25 +358,8 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	if d.Err() != nil { // The header alone can announce a million turns.
 		return d.Err()
 	}
-	s.Turns = make([]Turn, 0, h.last-h.first+1)
-	before := s.Before
-	for r := h.first; r <= h.last && d.Err() == nil; r++ {
-		d.Shape(9)
-		t := Turn{Commit: *head.DecodeCompact(&d, &before)}
-		t.Pack, payloads = graph.Decode(&d, payloads, r)
-		if d.Err() != nil {
-			break
-		}
-		if _, err := t.Pack.Resolve(before.Last); err != nil {
-			return err
-		}
-		t.Complete(&t.Pack, before.Last)
-		if (t.Depth == 0) != t.Leaf.IsZero() || t.Depth > head.MaxDepth {
-			d.Fail("path of %d nodes", t.Depth)
-		}
-		t.ID = t.Commit.ID()
-		s.Turns = append(s.Turns, t)
-		before = t.Base(t.ID)
+	if s.Turns, payloads, err = decodeTurns(&d, payloads, int(h.last-h.first+1), s.Before); err != nil {
+		return err
 	}
 	if len(payloads) > 0 {
 		d.Fail("%d bytes of payloads too many", len(payloads))
@@ -334,7 +367,8 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	if err := d.Done(); err != nil {
 		return err
 	}
-	if before != s.End.Base {
+	last := &s.Turns[len(s.Turns)-1]
+	if last.Base(last.ID) != s.End.Base {
 		return damage.ErrHash
 	}
 	return nil
@@ -346,10 +380,15 @@ func expand(data []byte) (structure codec.Decoder, payloads []byte, err error) {
 	if err != nil {
 		return structure, nil, err
 	}
+	return split(raw, 2)
+}
+
+// split splits raw into a structure of some items and the payloads behind it.
+func split(raw []byte, items int) (structure codec.Decoder, payloads []byte, err error) {
 	size, n := codec.Uvarint(raw)
 	if n <= 0 || size > uint64(len(raw)-n) {
 		return structure, nil, fmt.Errorf("%w: length of the structure", damage.ErrMalformed)
 	}
 	end := n + int(size)
-	return codec.Decoder{B: raw[n:end:end], Items: 2}, raw[end:], nil
+	return codec.Decoder{B: raw[n:end:end], Items: items}, raw[end:], nil
 }

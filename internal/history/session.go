@@ -84,7 +84,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.Place(inc)); err != nil {
 		return nil, nil, err
 	}
-	if about.Parent != (head.Incarnation{}) && !about.Detached {
+	if values[1] != nil || about.Parent != (head.Incarnation{}) && !about.Detached {
 		out.Origin, err = head.DecodeOrigin(originKey, values[1])
 		err = codec.Corrupt(err, "origin of %s", out.Name)
 	}

@@ -46,7 +46,7 @@ func (v *verifier) place(ctx context.Context, ses *checkedSession) (*head.Place,
 	if err != nil {
 		return nil, nil, err
 	}
-	if o := ses.Origin; o != nil && o.Ancestors[len(o.Ancestors)-1].Incarnation != about.Parent {
+	if o := ses.Origin; o != nil && len(o.Ancestors) > 0 && o.Ancestors[len(o.Ancestors)-1].Incarnation != about.Parent {
 		v.problem(fmt.Errorf("%w: it forked from another session than its parent", damage.ErrHash), "metadata of session %q", ses.ID)
 	}
 	at, err := head.DecodePlace(key, vs[1])

@@ -117,6 +117,7 @@ func (s *Store) session(hash string, about []byte) (*Session, error) {
 	nodes := map[ID]*Node{}
 	genesis := [][]byte{out.Inc[:]}
 	views := []view{{out.Inc, 1<<63 - 1}}
+	// The store that this package reads has no session that came in a bundle: only forks have an origin.
 	if parent != ([16]byte{}) && !detached {
 		origin, err := s.must("o" + string(out.Inc[:]))
 		if err != nil {
@@ -226,7 +227,7 @@ type view struct {
 // inherited adds the nodes that a fork shares of its ancestors, and returns the incarnations whose
 // tombstones count.
 func (s *Store) inherited(origin []byte, nodes map[ID]*Node) (views []view, err error) {
-	o := bodyOf(origin, 3)
+	o := bodyOf(origin, 4)
 	o.each(func(a *row) {
 		var inc [16]byte
 		a.fixed(inc[:], false)
