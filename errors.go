@@ -62,6 +62,10 @@ var (
 	ErrHasChildren = commit.ErrHasChildren
 	// ErrExists: Rename found a session under the new id, or Keep a revision under the name.
 	ErrExists = commit.ErrExists
+	// ErrBundle: a bundle is damaged, or a session of it can't be made. See BundleError.
+	ErrBundle = errors.New("turnstone: invalid bundle")
+	// ErrDiverged: a session and the one in a bundle have gone different ways. See DivergedError.
+	ErrDiverged = errors.New("turnstone: session has diverged")
 	// ErrOtherStore: the target of a copy holds another store.
 	ErrOtherStore = verify.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.
@@ -201,6 +205,7 @@ var errorKinds = []ErrorKind{
 	{"conflict", 409, "Conflict", ErrConflict, engine.ErrConflict},
 	{"turn-conflict", 409, "TurnConflict", ErrTurnConflict, nil},
 	{"record-conflict", 409, "RecordConflict", ErrRecordConflict, nil},
+	{"diverged", 409, "Conflict", ErrDiverged, nil},
 	{"exists", 409, "Refused", ErrExists, nil},
 	{"has-children", 409, "Refused", ErrHasChildren, nil},
 	{"other-store", 409, "Refused", ErrOtherStore, nil},
@@ -218,6 +223,7 @@ var errorKinds = []ErrorKind{
 	{"limit", 422, "Invalid", ErrLimit, engine.ErrTooLarge},
 	{"invalid", 422, "Invalid", ErrInvalid, engine.ErrInvalid},
 	{"size", 422, "Invalid", blob.ErrSize, nil},
+	{"invalid-bundle", 422, "Invalid", ErrBundle, nil},
 	{"superseded", 409, "", gc.ErrSuperseded, nil},
 	{"unfinished-copy", 503, "Unavailable", ErrUnfinishedCopy, nil},
 	{"format", 500, "", damage.ErrFormat, engine.ErrNewer},

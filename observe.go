@@ -45,6 +45,8 @@ const (
 	OpTombstone      = "tombstone"
 	OpPutAttachment  = "put_attachment"
 	OpReadAttachment = "read_attachment"
+	OpBundle         = "bundle"
+	OpUnbundle       = "unbundle"
 	OpSeal           = "seal"
 	OpDelete         = "delete"
 	OpVerify         = "verify"

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	mathrand "math/rand/v2"
+	"slices"
 	"time"
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
@@ -108,10 +109,15 @@ func granted(a *Attachment) []byte {
 	return e.B
 }
 
-// Put stores d in a batch of its own, or finds that d is stored. The upload pins d from
-// then on.
-func (u *Upload) Put(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) { return u.pin(b, d.ID), nil })
+// Put stores drafts in a batch of their own, which has to have room for them, or finds that they are stored. The upload
+// pins them from then on.
+func (u *Upload) Put(ctx context.Context, of ...*Draft) error {
+	return u.put(ctx, of, func(b *engine.Batch) (mine engine.Pair, err error) {
+		for _, d := range of {
+			mine = u.pin(b, d.ID)
+		}
+		return mine, nil
+	})
 }
 
 // pin makes b pin a blob for the upload, and returns the record.
@@ -126,7 +132,7 @@ func (u *Upload) pin(b *engine.Batch, id ID) engine.Pair {
 // the media type and the name. alive is called before each attempt: it makes the batch guard that the session lives,
 // or returns the error that Grant ends with.
 func (u *Upload) Grant(ctx context.Context, d *Draft, mediaType, name string, alive func(*engine.Batch) error) error {
-	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) {
+	return u.put(ctx, []*Draft{d}, func(b *engine.Batch) (engine.Pair, error) {
 		u.Finish(b)
 		u.pin(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
@@ -160,10 +166,10 @@ func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
 	return err
 }
 
-// put stores d, if it is not stored yet, in one batch with a pin. The function pin adds the pin
-// to the batch and returns its record: if that record is there after a conflict, an earlier
+// put stores those drafts that are not stored yet in one batch with their pins. The function pin adds the pins
+// to the batch and returns the last one: if that record is there after a conflict, an earlier
 // attempt has been applied.
-func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (engine.Pair, error)) (err error) {
+func (u *Upload) put(ctx context.Context, of []*Draft, pin func(*engine.Batch) (engine.Pair, error)) (err error) {
 	defer func() {
 		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
@@ -173,11 +179,15 @@ func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (eng
 		return err
 	}
 	s, marks := u.store, Marks{}
-	s.Hint(marks, d.ID)
-	needed := d.items()
-	if d.Stored {
-		needed = append(needed, d.ID)
+	var ids, needed, all []ID // the drafts, what has to be stored, and both
+	for _, d := range of {
+		ids, needed = append(ids, d.ID), append(needed, d.items()...)
+		if d.Stored {
+			needed = append(needed, d.ID)
+		}
 	}
+	all = append(slices.Clone(needed), ids...)
+	s.Hint(marks, ids...)
 	if _, err := s.Known(ctx, marks, needed); err != nil {
 		return err
 	}
@@ -188,15 +198,19 @@ func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (eng
 		if err != nil {
 			return err
 		}
-		if err := s.Add(&b, d, marks); err != nil {
-			return err
+		for _, d := range of {
+			if err := s.Add(&b, d, marks); err != nil {
+				return err
+			}
 		}
 		err = u.apply(ctx, &b)
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:
-			s.sizes.put(d.ID, d.Size)
-			s.Applied(&b, []ID{d.ID})
+			for _, d := range of {
+				s.sizes.put(d.ID, d.Size)
+			}
+			s.Applied(&b, ids)
 			return nil
 		case !errors.Is(err, engine.ErrConflict):
 			return err
@@ -210,10 +224,18 @@ func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (eng
 			}
 			return ErrExpired
 		}
-		if _, err := s.Refresh(ctx, marks, append(d.items(), d.ID)); err != nil {
+		if _, err := s.Refresh(ctx, marks, all); err != nil {
 			return err
 		}
 	}
+}
+
+// Stands fails with ErrExpired if the upload has stored something and its record is not there any more.
+func (u *Upload) Stands(ctx context.Context) error {
+	if !u.begun {
+		return nil
+	}
+	return u.stands(ctx)
 }
 
 // stands fails with ErrExpired if the upload's record is not there.
@@ -223,6 +245,13 @@ func (u *Upload) stands(ctx context.Context) error {
 		err = ErrExpired
 	}
 	return err
+}
+
+// Guard makes b guard that the upload stands. So what it pinned is there when b is applied.
+func (u *Upload) Guard(b *engine.Batch) {
+	if u.begun {
+		b.Guard(u.key, u.record)
+	}
 }
 
 // Finish makes b end the upload. The blob that b refers to keeps from then on the blobs

@@ -89,6 +89,29 @@ func (s *Store) Whole(c Chain, revision uint64, content []byte) []engine.Pair {
 	return pairs
 }
 
+// Data returns what a version is stored as: compressed bytes, those of a delta relative to the content of the version
+// of Base.
+func (v *Version) Data() []byte { return v.data }
+
+// Pairs returns what stores a version of a chain with such data. The first pair makes the version one of the chain, and
+// is small if it is followed by others, which have no effect before it is there.
+func (s *Store) Pairs(c Chain, revision, base uint64, data []byte) (first engine.Pair, others []engine.Pair) {
+	v := Version{Revision: revision, Base: base, data: data}
+	var ks, vs [][]byte
+	if len(data) <= smallVersion || v.IsDelta() { // A delta is one value.
+		ks, vs = v.values(s.space, c)
+		return engine.Pair{Key: ks[0], Value: vs[0]}, nil
+	}
+	ks, vs = v.behind(s.space, c)
+	for i := range ks[1:] {
+		others = append(others, engine.Pair{Key: ks[1+i], Value: vs[1+i]})
+	}
+	return engine.Pair{Key: ks[0], Value: vs[0]}, others
+}
+
+// smallVersion is how many bytes of data the first pair of a version has, if it is not followed by others.
+const smallVersion = 64 << 10
+
 // Keys returns the keys under which there may be values of v.
 func (s *Store) Keys(c Chain, v *Version) [][]byte {
 	ks := make([][]byte, v.keys)
@@ -101,10 +124,22 @@ func (s *Store) Keys(c Chain, v *Version) [][]byte {
 // values returns the pairs that store v. The first value is the distance to the base
 // (0 for none), the number of values, and data; the others are the rest of data.
 func (v *Version) values(space *keys.Space, c Chain) (ks, vs [][]byte) {
-	n := values(len(v.data))
+	return v.pairs(space, c, values(len(v.data)), 0)
+}
+
+// behind is values with no data in the first value.
+func (v *Version) behind(space *keys.Space, c Chain) (ks, vs [][]byte) {
+	return v.pairs(space, c, 1+values(len(v.data)), 1)
+}
+
+// pairs returns the pairs that store v as n values, of which the first empty ones have no data.
+func (v *Version) pairs(space *keys.Space, c Chain, n, empty int) (ks, vs [][]byte) {
 	for i := range n {
 		key := space.Version(c.Session, c.Part, v.Revision, i)
-		data := v.data[i*valueBytes : min(len(v.data), (i+1)*valueBytes)]
+		var data []byte
+		if at := i - empty; at >= 0 {
+			data = v.data[at*valueBytes : min(len(v.data), (at+1)*valueBytes)]
+		}
 		var body []byte
 		if i == 0 {
 			body = binary.AppendUvarint(make([]byte, 0, len(data)+4), v.Revision-v.Base)

@@ -144,7 +144,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 	var ancestors []head.Ancestor
 	if origin != nil {
 		ancestors = origin.Ancestors
-		p.before = ancestors[len(ancestors)-1].Node
+		p.before = origin.Node()
 	}
 	if lives {
 		stones, err := c.tombstones(ctx, c.inc, ancestors)

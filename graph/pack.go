@@ -268,6 +268,14 @@ func DecodeAttachment(key, value []byte) (p Position, err error) {
 	return Position{Revision: rev, Index: int(pos)}, nil
 }
 
+// Bytes is the size of the payloads of p's nodes that are not erased.
+func (p *Pack) Bytes() (n uint64) {
+	for i := range p.Nodes {
+		n += uint64(p.Nodes[i].Size)
+	}
+	return n
+}
+
 // Uncompressed is what p counts for when it is decided whether a session has gathered
 // enough to seal: about its encoded length.
 func (p *Pack) Uncompressed() uint64 {

@@ -173,6 +173,15 @@ func (a *About) LastUpdate(h *Head) time.Time {
 
 // Encode returns a's record for key.
 func (a *About) Encode(key []byte) []byte {
+	body := a.Body()
+	if len(body) <= plainAbout {
+		return codec.Encode(key, keys.About, codec.Plain(body))
+	}
+	return codec.Encode(key, keys.About, codec.Compress(nil, body, codec.Medium))
+}
+
+// Body returns the body of a's record, before it is compressed.
+func (a *About) Body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 256)}
 	e.Array(17)
 	e.Text(a.ID)
@@ -205,10 +214,7 @@ func (a *About) Encode(key []byte) []byte {
 			appendTime(&e, t)
 		}
 	}
-	if len(e.B) <= plainAbout {
-		return codec.Encode(key, keys.About, codec.Plain(e.B))
-	}
-	return codec.Encode(key, keys.About, codec.Compress(nil, e.B, codec.Medium))
+	return e.B
 }
 
 const (
@@ -226,6 +232,11 @@ func DecodeAbout(key, value []byte) (*About, error) {
 	if err != nil {
 		return nil, err
 	}
+	return DecodeAboutBody(body)
+}
+
+// DecodeAboutBody decodes what Body returns.
+func DecodeAboutBody(body []byte) (*About, error) {
 	d := codec.Decoder{B: body}
 	var a About
 	d.Shape(17)

@@ -30,7 +30,8 @@ type Origin struct {
 	Genesis CommitID
 }
 
-func (o *Origin) body() []byte {
+// Body returns the body of o's record, which the genesis of a session is the hash of.
+func (o *Origin) Body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 160*len(o.Ancestors)+64)}
 	e.Array(4)
 	e.Array(len(o.Ancestors))
@@ -58,7 +59,7 @@ func (o *Origin) Node() graph.ID {
 }
 
 // Encode returns o's record for key.
-func (o *Origin) Encode(key []byte) []byte { return codec.Encode(key, keys.Origin, o.body()) }
+func (o *Origin) Encode(key []byte) []byte { return codec.Encode(key, keys.Origin, o.Body()) }
 
 // DecodeOrigin decodes the record of key.
 func DecodeOrigin(key, value []byte) (*Origin, error) {
@@ -66,6 +67,11 @@ func DecodeOrigin(key, value []byte) (*Origin, error) {
 	if err != nil {
 		return nil, err
 	}
+	return DecodeOriginBody(body)
+}
+
+// DecodeOriginBody decodes what Body returns.
+func DecodeOriginBody(body []byte) (*Origin, error) {
 	d := codec.Decoder{B: body}
 	var o Origin
 	d.Shape(4)

@@ -335,5 +335,5 @@ func Genesis(inc Incarnation, o *Origin) CommitID {
 	case !o.Genesis.IsZero():
 		return o.Genesis
 	}
-	return codec.GenesisHash.Sum(inc[:], o.body())
+	return codec.GenesisHash.Sum(inc[:], o.Body())
 }

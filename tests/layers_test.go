@@ -20,7 +20,7 @@ var layers = []string{
 	"engine", "internal/testkit", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "internal/socket", "engine/shared", "engine/open", "engine/enginetest",
 	"internal/pgtest", "damage", "internal/codec", "internal/keys",
 	"blob", "graph", "head",
-	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify",
+	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle",
 	"", "lease", "queue", "draft", "effect", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
 	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
@@ -52,7 +52,8 @@ var may = map[string][]string{
 	"gc":                        {"engine", "engine/memory", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/feed", "internal/session"},
 	"internal/commit":           {"engine", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc"},
 	"internal/verify":           {"engine", "engine/memory", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/feed", "internal/session", "gc"},
-	"":                          {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify"},
+	"internal/bundle":           {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/session", "internal/commit"},
+	"":                          {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle"},
 	"lease":                     {""},
 	"queue":                     {"", "lease"},
 	"draft":                     {""},

@@ -53,6 +53,7 @@ var (
 	SpaceHash   = hashContext("turnstone v1 namespace")
 	HeadsHash   = hashContext("turnstone v1 heads of a copy")
 	RecordHash  = hashContext("turnstone v1 record version")
+	BundleHash  = hashContext("turnstone v1 bundle")
 )
 
 func hashContext(s string) *HashContext {

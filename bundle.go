@@ -1,0 +1,235 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/bundle"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/session"
+)
+
+// Bundled names a session to write to a bundle.
+type Bundled struct {
+	ID string `json:"id"`
+	// Since is a revision that the store has which the bundle is for: the bundle has only what came after it. Zero is
+	// all of the session.
+	Since head.Revision `json:"since,omitzero"`
+}
+
+// A BundleReport says what Bundle has written.
+type BundleReport struct {
+	Sessions int   `json:"sessions"`
+	Commits  int   `json:"commits"`
+	Nodes    int   `json:"nodes"`
+	Blobs    int   `json:"blobs"`
+	Content  int64 `json:"content"` // bytes of payloads, attachments and checkpoint parts, before compression
+}
+
+// Bundle writes sessions to w, as they stand now, in a form that Unbundle of any store reads: all revisions with their
+// nodes, branches, checkpoints as far as they are retained, usage, labels and times; metadata, records, attachments,
+// tombstones and kept revisions. What was tombstoned is not in it, but for its place in the history. A fork follows its
+// parent if the parent is in the bundle; else the bundle has a copy of what it inherits.
+//
+// Sessions may be committed to meanwhile. If one of them is changed so that something is not there any more, the error
+// matches ErrConflict. After an error, what was written is of no use. The memory that Bundle takes does not grow with
+// the sessions, but for 32 bytes a blob and 8 bytes a tombstone.
+func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*BundleReport, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if w == nil {
+		return nil, invalid("bundle", "the writer is nil")
+	}
+	sources := make([]bundle.Source, len(of))
+	for i, from := range of {
+		if err := errors.Join(checkSessionID(from.ID), checkRevision("bundle", "Since", from.Since)); err != nil {
+			return nil, err
+		}
+		sources[i] = bundle.Source{ID: from.ID, Since: from.Since}
+		if from.Since == RevisionZero {
+			sources[i].Since = 0
+		}
+	}
+	return observed(ctx, s, OpBundle, "", func(ctx context.Context) (*BundleReport, error) {
+		r, err := bundle.Write(ctx, s.histories, w, sources)
+		return (*BundleReport)(r), public(err)
+	}, func(r *BundleReport, out *Outcome) { out.Items, out.Bytes = r.Sessions, r.Content })
+}
+
+// UnbundleOptions of Unbundle.
+type UnbundleOptions struct {
+	// As is the id that the session gets here, if the bundle has only one. Default: the one that it has in the bundle.
+	As string
+	// MaxBytes is how many bytes the bundle may expand to, for bundles that come from strangers. Default: no limit.
+	MaxBytes int64
+}
+
+// An UnbundleReport says what Unbundle has done.
+type UnbundleReport struct {
+	Sessions []Unbundled `json:"sessions"`
+}
+
+// Unbundled is a session that came in a bundle.
+type Unbundled struct {
+	ID      string        `json:"id"`
+	Created bool          `json:"created,omitzero"`
+	From    head.Revision `json:"from"` // where it stood before
+	To      head.Revision `json:"to"`   // where it stands; From if nothing came
+}
+
+// Unbundle reads what Bundle has written, and makes the sessions. Nodes, commits and blobs have the ids that they have
+// where they come from, and the sessions their times.
+//
+// Before anything is visible, all of the bundle is read and every hash computed. What is wrong with it is a *BundleError.
+// Then the sessions come one by one. A new one is there at once and whole. If a session of the id exists, and it is the
+// same one at an earlier revision, it goes on from there, in few batches: each leaves it at a revision that the other
+// one had. Its tombstones and kept revisions become those of both, and of metadata and of each record the later ones
+// stay. If the session here has more than the one in the bundle, it stays at its revision. If they have gone different
+// ways, the error is a *DivergedError: with As the other one gets an id of its own. If it is another session of the same
+// id, the error matches ErrExists.
+//
+// After an error a call with the same bundle goes on. What was stored of sessions that are not there is removed by GC
+// and Vacuum.
+func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return nil, invalid("bundle", "the reader is nil")
+	}
+	if o.MaxBytes < 0 {
+		return nil, invalid("options", "MaxBytes is %d", o.MaxBytes)
+	}
+	if o.As != "" {
+		if err := checkSessionID(o.As); err != nil {
+			return nil, err
+		}
+	}
+	return observed(ctx, s, OpUnbundle, o.As, func(ctx context.Context) (*UnbundleReport, error) {
+		return s.unbundle(ctx, r, o)
+	}, func(r *UnbundleReport, out *Outcome) { out.Items = len(r.Sessions) })
+}
+
+func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
+	received, err := bundle.Read(ctx, s.lifecycle, r, bundle.Options{
+		As: o.As, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
+		CheckAbout: func(a *head.About) error {
+			_, err := CheckMetadata(a.Metadata)
+			return err
+		},
+	})
+	out := &UnbundleReport{}
+	for _, in := range received {
+		out.Sessions = append(out.Sessions, Unbundled{ID: in.ID, Created: in.Created, From: in.From, To: in.To})
+		s.changed(in.Session.Inc)
+		s.handle(in.Session, nil).sealLater()
+	}
+	if len(received) > 0 {
+		s.changed(head.Incarnation{})
+	}
+	if err != nil {
+		return nil, bundleError(err)
+	}
+	return out, nil
+}
+
+// bundleError makes public what an error about a bundle says.
+func bundleError(err error) error {
+	var diverged *bundle.Diverged
+	var in *bundle.Error
+	switch {
+	case errors.As(err, &diverged):
+		return &DivergedError{
+			Session: diverged.Session, Here: Point(diverged.Here), There: Point(diverged.There), Common: Point(diverged.Common),
+		}
+	case errors.As(err, &in):
+		return &BundleError{Session: in.Session, Err: public(in.Err)}
+	}
+	return public(err)
+}
+
+// A BundleError says why a bundle can't be read, or a session of it can't be made. Nothing of the session is visible
+// then. It matches ErrBundle, and the error that it wraps.
+type BundleError struct {
+	Session string `json:"session,omitempty"` // or "" if the bundle as a whole is wrong
+	Err     error  `json:"-"`
+}
+
+func (e *BundleError) Error() string {
+	if e.Session == "" {
+		return fmt.Sprintf("%v: %v", ErrBundle, e.Err)
+	}
+	return fmt.Sprintf("%v: session %q: %v", ErrBundle, e.Session, e.Err)
+}
+
+// Is reports whether target is ErrBundle.
+func (e *BundleError) Is(target error) bool { return target == ErrBundle }
+
+// Unwrap returns the reason.
+func (e *BundleError) Unwrap() error { return e.Err }
+
+// A Point is a commit of a session.
+type Point struct {
+	Revision head.Revision `json:"revision"`
+	Commit   head.CommitID `json:"commit"`
+}
+
+// A DivergedError says that a session here and the one in a bundle have gone different ways. It matches ErrDiverged, and
+// nothing was changed.
+type DivergedError struct {
+	Session string `json:"session"`
+	Here    Point  `json:"here"`   // where the session stands in this store
+	There   Point  `json:"there"`  // where it stands in the bundle
+	Common  Point  `json:"common"` // the last commit that both have; zero if the bundle does not go back so far
+}
+
+func (e *DivergedError) Error() string {
+	return fmt.Sprintf("%v: %q is at revision %d here and at %d there, and the last common one is %d", ErrDiverged, e.Session, e.Here.Revision, e.There.Revision, e.Common.Revision)
+}
+
+// Is reports whether target is ErrDiverged.
+func (e *DivergedError) Is(target error) bool { return target == ErrDiverged }
+
+// checkTurn checks what a commit could not have, whoever made it.
+func checkTurn(t *history.Turn) error {
+	c := checker{of: "commit"}
+	c.text("turn id", t.Turn, 0, MaxTurnID)
+	c.limit("usage entries", len(t.Usage), MaxModels)
+	c.limit("labels", len(t.Labels), MaxLabels)
+	for name, value := range t.Labels {
+		c.text("label name", name, 1, MaxLabel)
+		c.text("label value", value, 0, MaxCommitLabel)
+	}
+	for _, u := range t.Usage {
+		c.text("model", u.Model, 0, MaxModel)
+	}
+	for _, p := range t.Parts {
+		c.text("part name", p.Name, 1, MaxPartName)
+		c.limit("part bytes", int(min(p.Size, MaxPart+1)), MaxPart)
+	}
+	c.limit("node bytes", t.Pack.Size(), MaxCommitNodeBytes)
+	for i := range t.Pack.Nodes {
+		n := &t.Pack.Nodes[i]
+		c.at("node", i+1)
+		c.text("kind", n.Kind, 1, MaxKind)
+		c.text("event key", n.Key, 0, MaxEventKey)
+		c.limit("payload bytes", int(min(n.Size, MaxPayload+1)), MaxPayload)
+		for _, a := range n.Attachments {
+			c.text("media type", a.MediaType, 0, MaxAttachmentText)
+			c.text("attachment name", a.Name, 0, MaxAttachmentText)
+		}
+	}
+	return c.err
+}
+
+// checkRecord checks what a record could not be.
+func checkRecord(r *session.Record) error {
+	c := checker{of: "record"}
+	c.recordKey("key", r.Key, 1)
+	c.limit("value bytes", len(r.Value), MaxRecord)
+	return c.err
+}

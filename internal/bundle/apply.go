@@ -1,0 +1,596 @@
+package bundle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/session"
+)
+
+// This file applies a bundle that was checked.
+
+// A Received says what Read did with a session of the bundle.
+type Received struct {
+	ID      string // of the session here
+	Session *history.Session
+	Created bool
+	From    head.Revision // where it stood before
+	To      head.Revision // where it stands
+}
+
+// Read reads a bundle, checks all of it, and then makes its sessions, or brings those that exist forward, one after the
+// other. A new session is visible at once and whole. One that exists goes from revision to revision, as many in a batch
+// as it has room for. A bundle that was read in part can be read again: what is there already stays as it is.
+func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) ([]Received, error) {
+	up := st.NewUpload(head.Incarnation{})
+	r := &reader{Lifecycle: st, options: o, room: room{roomFor}, wanted: map[graph.ID]bool{}, contents: contents{by: map[blob.ID][]byte{}}}
+	r.stock = stock{store: st.Blobs, upload: up, pinned: map[[16]byte]int64{}, room: &r.room}
+	r.spool = &spool{stock: &r.stock, ctx: ctx}
+	r.spooled = frameWriter{w: r.spool}
+	defer func() { _ = up.Abandon(context.WithoutCancel(ctx)) }() // What sessions refer to by now stays.
+	if err := r.receive(ctx, from); err != nil {
+		return nil, public(err)
+	}
+	r.contents = contents{}
+	if err := r.links(ctx); err != nil {
+		return nil, public(err)
+	}
+	if err := r.decide(ctx); err != nil {
+		return nil, err
+	}
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		out, err := r.apply(ctx)
+		if attempt == attempts || !errors.Is(err, commit.ErrRemoved) {
+			return out, err
+		}
+		// A vacuum has removed what was written of a session, so write it again.
+		if err := r.decide(ctx); err != nil {
+			return out, err
+		}
+	}
+}
+
+// public makes an error about what a bundle has an *Error.
+func public(err error) error {
+	var already *Error
+	if err == nil || errors.As(err, &already) || !isWrong(err) {
+		return err
+	}
+	return &Error{Err: err}
+}
+
+// decide finds out, for each session of the bundle, whether it goes on from what is here.
+func (r *reader) decide(ctx context.Context) error {
+	for _, in := range r.sections {
+		if in.copy {
+			continue
+		}
+		if err := r.decideOn(ctx, in); err != nil {
+			return r.of(in, err)
+		}
+	}
+	return nil
+}
+
+func (r *reader) decideOn(ctx context.Context, in *incoming) error {
+	target, state, err := r.OpenSession(ctx, in.id)
+	if errors.Is(err, history.ErrSessionNotFound) {
+		if in.since.Revision > 0 {
+			return err
+		}
+		in.target, in.here = nil, head.Base{}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if head.Genesis(target.Inc, target.Origin) != in.genesis {
+		return fmt.Errorf("%w: another session is called %q here", commit.ErrExists, in.id)
+	}
+	moved := in.target == nil || in.target.Inc != target.Inc || in.here != state.Head.Base
+	in.target, in.here = target, state.Head.Base
+	same, err := r.agrees(ctx, in, moved)
+	if err == nil && !same {
+		err = r.divergence(ctx, in)
+	}
+	return err
+}
+
+// agrees reports whether one of the session here and the one in the bundle is what the other was before.
+func (r *reader) agrees(ctx context.Context, in *incoming, moved bool) (bool, error) {
+	last := in.end.last
+	switch {
+	case in.here.Revision == 0:
+		return true, nil
+	case in.here.Revision >= last.Revision && last.Revision > 0:
+		t, err := in.target.TurnAt(ctx, last.Revision)
+		return err == nil && t.ID == last.Commit, err
+	case last.Revision == 0:
+		return true, nil
+	case !moved:
+		return in.meets == in.here.Commit, nil
+	}
+	same := false
+	err := r.turnsOf(ctx, in, func(t *history.Turn) error {
+		same = same || t.Revision == in.here.Revision && t.ID == in.here.Commit
+		return nil
+	})
+	return same || in.here.Commit == in.since.Commit, err
+}
+
+// divergence returns the error that says where a session here and the one in the bundle went different ways.
+func (r *reader) divergence(ctx context.Context, in *incoming) error {
+	d := &Diverged{Session: in.id, Here: pointOf(in.here), There: pointOf(in.end.last)}
+	if in.since.Revision > 0 {
+		d.Common = pointOf(in.since)
+	}
+	done := errors.New("done")
+	err := r.turnsOf(ctx, in, func(t *history.Turn) error {
+		if t.Revision > in.here.Revision {
+			return done
+		}
+		here, err := in.target.TurnAt(ctx, t.Revision)
+		if err != nil {
+			return err
+		}
+		if here.ID != t.ID {
+			return done
+		}
+		d.Common = Point{t.Revision, t.ID}
+		return nil
+	})
+	if err != nil && !errors.Is(err, done) {
+		return err
+	}
+	return d
+}
+
+// turnsOf calls f for the turns of a section.
+func (r *reader) turnsOf(ctx context.Context, of *incoming, f func(*history.Turn) error) error {
+	state, err := r.start(ctx, of)
+	if err != nil {
+		return err
+	}
+	base := state.Base
+	return r.each(func(in *incoming, kind byte, body []byte, _ *frameReader) error {
+		if in != of || kind != kindTurns {
+			return nil
+		}
+		turns, err := history.DecodeTurns(body, base)
+		if err != nil {
+			return err
+		}
+		for i := range turns {
+			if err := f(&turns[i]); err != nil {
+				return err
+			}
+		}
+		base = turns[len(turns)-1].Base(turns[len(turns)-1].ID)
+		return nil
+	})
+}
+
+// An applier applies a section.
+type applier struct {
+	*reader
+	in       *incoming
+	state    head.State // after the turns that were read
+	arrival  *commit.Arrival
+	origin   *head.Origin
+	head     *head.Head // of a session that is brought forward
+	versions map[head.Revision][]engine.Pair
+	steps    []commit.Step
+	size     int
+	added    map[graph.ID]bool // nodes of the steps
+	records  []*session.Record
+	stones   []commit.Stone
+}
+
+// apply applies the spool.
+func (r *reader) apply(ctx context.Context) (out []Received, err error) {
+	r.copies = map[int]*commit.Arrival{}
+	var a *applier
+	err = r.each(func(in *incoming, kind byte, body []byte, frames *frameReader) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		switch kind {
+		case kindSection:
+			a = &applier{reader: r, in: in, versions: map[head.Revision][]engine.Pair{}, added: map[graph.ID]bool{}}
+			return a.begin(ctx)
+		case kindStones:
+			stones, err := decodeStones(body)
+			if err != nil {
+				return err
+			}
+			return a.takeStones(ctx, stones)
+		case kindVersion:
+			v, err := decodeVersion(body)
+			if err != nil {
+				return err
+			}
+			return a.version(ctx, v, frames)
+		case kindTurns:
+			return a.turns(ctx, body)
+		case kindRecords:
+			records, err := decodeRecords(body)
+			if err != nil {
+				return err
+			}
+			return a.takeRecords(ctx, records)
+		case kindEnd:
+			done, err := a.end(ctx)
+			if err == nil && done != nil {
+				out = append(out, *done)
+			}
+			return err
+		}
+		return nil
+	})
+	return out, err
+}
+
+// neededCopy reports whether a session that is to be made inherits from a copy.
+func (r *reader) neededCopy(in *incoming) bool {
+	for _, other := range r.sections {
+		if other.copied == in.number+1 && other.target == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// begin begins to write what arrives.
+func (a *applier) begin(ctx context.Context) (err error) {
+	in := a.in
+	if a.state, err = a.start(ctx, in); err != nil {
+		return err
+	}
+	if in.copy {
+		if a.neededCopy(in) {
+			a.arrival, err = a.Arrive(ctx, nil, 0)
+			a.copies[in.number] = a.arrival
+		}
+		return err
+	}
+	if in.target != nil {
+		a.head, _, err = in.target.Head(ctx)
+		if err == nil && a.head.Base != in.here {
+			err = history.ErrConflict
+		}
+		return err
+	}
+	if a.origin, err = a.originOf(in); err != nil {
+		return err
+	}
+	a.arrival, err = a.Arrive(ctx, a.origin, in.epoch)
+	return err
+}
+
+// originOf returns the origin of a session here, where its ancestors have other incarnations.
+func (a *applier) originOf(in *incoming) (*head.Origin, error) {
+	out := &head.Origin{Genesis: in.genesis}
+	o := in.origin
+	if o == nil {
+		return out, nil
+	}
+	out.Depth, out.Parts = o.Depth, o.Parts
+	if in.sees != nil {
+		p := a.sections[in.parent-1].target
+		if p.Origin != nil {
+			out.Ancestors = append(out.Ancestors, p.Origin.Ancestors...)
+		}
+		own := *in.own()
+		own.Incarnation = p.Inc
+		out.Ancestors = append(out.Ancestors, own)
+		if n := len(out.Ancestors); n > head.MaxAncestors {
+			return nil, &history.LimitError{Limit: "ancestors", Where: "session " + in.id, Have: int64(n), Max: head.MaxAncestors}
+		}
+		return out, nil
+	}
+	if in.copied > 0 {
+		c := a.copies[in.copied-1]
+		out.Ancestors = []head.Ancestor{{
+			Incarnation: c.Incarnation(), Revision: c.End().Revision, Commit: c.End().Commit, Node: o.Node(),
+		}}
+	}
+	return out, nil
+}
+
+// takeStones takes tombstones.
+func (a *applier) takeStones(ctx context.Context, stones []commit.Stone) error {
+	switch {
+	case a.arrival != nil && a.in.copy:
+		return a.arrival.HideNow(ctx, stones)
+	case a.arrival != nil:
+		return a.arrival.Hide(ctx, stones)
+	case !a.in.copy:
+		a.stones = append(a.stones, stones...)
+	}
+	return nil
+}
+
+// version takes a version of a checkpoint part.
+func (a *applier) version(ctx context.Context, v *version, frames *frameReader) error {
+	var data bytes.Buffer
+	if err := frames.content(v.size, func(b []byte) error { data.Write(b); return nil }); err != nil {
+		return err
+	}
+	inc := a.in.incarnation(a.arrival)
+	if a.skips(v.revision) || a.in.copy {
+		return nil
+	}
+	stored := data.Bytes()
+	if v.base == v.revision {
+		content, err := codec.Decompress(stored, nil, 64<<20)
+		if err != nil {
+			return err
+		}
+		stored = codec.Compress(nil, content, codec.Best)
+	}
+	chain := blob.Chain{Session: inc, Part: a.Space.PartHash(v.part)}
+	first, others := a.Blobs.Pairs(chain, uint64(v.revision), uint64(v.base), stored)
+	if a.arrival != nil {
+		return a.arrival.Store(ctx, append(others, first))
+	}
+	// Without the first pair the others have no effect.
+	for _, p := range others {
+		var b engine.Batch
+		b.Set(p.Key, p.Value)
+		if _, err := engine.ApplyUntilKnown(ctx, a.Engine, &b); err != nil {
+			return err
+		}
+	}
+	a.versions[v.revision] = append(a.versions[v.revision], first)
+	return nil
+}
+
+// incarnation returns the one that the section gets, or has here.
+func (in *incoming) incarnation(a *commit.Arrival) head.Incarnation {
+	if a != nil {
+		return a.Incarnation()
+	}
+	if in.target != nil {
+		return in.target.Inc
+	}
+	return head.Incarnation{}
+}
+
+// skips reports whether what a revision brings is here.
+func (a *applier) skips(r head.Revision) bool {
+	return a.arrival == nil && (a.head == nil || r <= a.in.here.Revision)
+}
+
+// turns takes a frame of turns.
+func (a *applier) turns(ctx context.Context, raw []byte) error {
+	turns, err := history.DecodeTurns(bytes.Clone(raw), a.state.Base) // They are kept until their batch.
+	if err != nil {
+		return err
+	}
+	for i := range turns {
+		t := &turns[i]
+		before := a.state.Base
+		if a.state, err = a.state.Then(&t.Commit, t.ID); err != nil {
+			return err
+		}
+		switch {
+		case a.skips(t.Revision):
+		case a.in.copy:
+			t.Previous = a.arrival.End().Commit
+			t.ID = t.Commit.ID()
+			err = a.arrival.Add(ctx, t)
+		case a.arrival != nil:
+			err = a.arrival.Add(ctx, t)
+		default:
+			err = a.step(ctx, t, &before)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step adds a turn to what the next batch brings a session forward by.
+func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) error {
+	s := commit.Step{Turn: *t, Versions: a.versions[t.Revision]}
+	delete(a.versions, t.Revision)
+	size := history.SizeOf(t)
+	for _, p := range s.Versions {
+		size += len(p.Value)
+	}
+	for i := range t.Pack.Nodes {
+		s.Blobs = append(s.Blobs, t.Pack.Nodes[i].Blobs()...)
+	}
+	for _, p := range t.Parts {
+		if p.Set == t.Revision && !head.IsDelta(p) && a.stored(p) {
+			s.Blobs = append(s.Blobs, p.Blob)
+		}
+	}
+	size += 200 * len(s.Blobs)
+	if len(a.steps) > 0 && a.size+size > stockBytes {
+		if err := a.flush(ctx); err != nil {
+			return err
+		}
+	}
+	for _, id := range namedBy(t, before) {
+		if !a.added[id] {
+			s.Older = append(s.Older, id)
+		}
+	}
+	for i := range t.Pack.Nodes {
+		a.added[t.Pack.Nodes[i].ID] = true
+	}
+	a.steps, a.size = append(a.steps, s), a.size+size
+	return nil
+}
+
+// stored reports whether the content of a part, which is a blob, is at hand: that of a pruned revision need not be.
+func (a *applier) stored(p head.Part) bool {
+	_, pinned := a.stock.pinned[short(p.Blob)]
+	return pinned
+}
+
+// flush brings a session forward.
+func (a *applier) flush(ctx context.Context) error {
+	if len(a.steps) == 0 {
+		return nil
+	}
+	next, err := a.Forward(ctx, a.in.target, a.head, a.steps)
+	if err != nil {
+		return err
+	}
+	a.head, a.steps, a.size = next, nil, 0
+	clear(a.added)
+	return nil
+}
+
+// takeRecords takes records.
+func (a *applier) takeRecords(ctx context.Context, records []*session.Record) error {
+	if a.arrival == nil {
+		a.records = append(a.records, records...)
+		return nil
+	}
+	var pairs []engine.Pair
+	for _, r := range records {
+		pairs = append(pairs, a.RecordPairs(a.arrival.Incarnation(), r)...)
+	}
+	return a.arrival.Store(ctx, pairs)
+}
+
+// end ends the section.
+func (a *applier) end(ctx context.Context) (*Received, error) {
+	in := a.in
+	if a.arrival != nil {
+		if err := a.arrival.Flush(ctx); err != nil || in.copy {
+			return nil, err
+		}
+		return a.show(ctx)
+	}
+	if in.copy {
+		return nil, nil
+	}
+	if err := a.flush(ctx); err != nil {
+		return nil, err
+	}
+	rest := &commit.Rest{Stones: a.stones, Kept: in.kept}
+	if in.floor > in.here.Revision+1 {
+		rest.Floor = in.floor
+	}
+	if err := a.AddRest(ctx, in.target, rest); err != nil {
+		return nil, err
+	}
+	if err := a.merge(ctx); err != nil {
+		return nil, err
+	}
+	return &Received{ID: in.id, Session: in.target, From: in.here.Revision, To: a.head.Revision}, nil
+}
+
+// merge saves the metadata and sets the records that are newer in the bundle than here.
+func (a *applier) merge(ctx context.Context) error {
+	s := a.in.target
+	about, err := a.About(ctx, s.Inc)
+	if err != nil {
+		return err
+	}
+	if about != nil && a.in.about.Updated.After(about.Updated) {
+		if err := a.SaveMetadata(ctx, s, &a.in.about.Metadata, []head.Field{head.FieldAll}); err != nil {
+			return err
+		}
+	}
+	for some := range slices.Chunk(a.records, 100) {
+		names := make([]string, len(some))
+		for i, r := range some {
+			names[i] = r.Key
+		}
+		vs, err := a.Engine.Get(ctx, session.RecordKeys(s, names)...)
+		if err != nil {
+			return err
+		}
+		here, err := session.DecodeRecords(s, names, vs)
+		if err != nil {
+			return err
+		}
+		var changes []commit.RecordChange
+		for _, r := range some {
+			old := here[r.Key]
+			switch {
+			case old == nil:
+				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Absent: true}})
+			case r.Time.After(old.Time) && !bytes.Equal(r.Value, old.Value):
+				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Version: old.Version}})
+			}
+		}
+		if len(changes) == 0 {
+			continue
+		}
+		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: changes}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show makes a new session visible.
+func (a *applier) show(ctx context.Context) (*Received, error) {
+	in := a.in
+	about := *in.about
+	about.ID = in.id
+	if in.parent > 0 {
+		about.Parent = a.sections[in.parent-1].target.Inc
+	}
+	w := &commit.Showing{
+		About: about, Origin: *a.origin, Floor: in.floor, Kept: in.kept, Bytes: in.bytes, Upload: a.stock.upload, Now: map[head.Incarnation]bool{},
+	}
+	if in.copied > 0 {
+		w.Copy = a.copies[in.copied-1]
+	}
+	if in.sees != nil {
+		p := a.sections[in.parent-1]
+		w.Now[p.target.Inc] = !p.made
+		w.Check = func(inc head.Incarnation, life *head.Life) error { return a.parentStands(ctx, in, p, inc, life) }
+	}
+	s, err := a.arrival.Show(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	in.target, in.here, in.made = s, a.arrival.End().Base, true
+	return &Received{ID: in.id, Session: s, Created: true, To: in.here.Revision}, nil
+}
+
+// parentStands checks that the fork sees in its parent what it saw where it comes from.
+func (a *applier) parentStands(ctx context.Context, in, p *incoming, inc head.Incarnation, life *head.Life) error {
+	if inc != p.target.Inc {
+		return nil
+	}
+	var ids [][8]byte
+	for pair, err := range a.Engine.Scan(ctx, a.Space.Of(keys.Tombstone, inc)) {
+		if err != nil {
+			return err
+		}
+		id, stone, err := history.DecodeStone(a.Space, pair)
+		if err != nil {
+			return err
+		}
+		if !p.made || stone.Epoch <= in.own().Epoch {
+			ids = append(ids, id)
+		}
+	}
+	if sumOf(ids) != *in.sees || life.State != head.Live {
+		return fmt.Errorf("%w: its parent %q hides other nodes here; a bundle of the fork alone brings what it inherits", history.ErrConflict, p.id)
+	}
+	return nil
+}

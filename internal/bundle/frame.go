@@ -1,0 +1,161 @@
+package bundle
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// Magic begins a bundle. What follows is one zstd frame.
+const Magic = "turnstone bundle 1\n"
+
+// Kinds of frames.
+const (
+	kindSection   = 'S' // a session or a copy begins
+	kindStones    = 'X' // its tombstones
+	kindKept      = 'K' // its kept revisions
+	kindBlob      = 'B' // a blob begins; its content follows
+	kindVersion   = 'V' // a version of a checkpoint part begins; its data follow
+	kindData      = 'D' // a piece of content or data
+	kindTurns     = 'T' // turns
+	kindRecords   = 'R' // records
+	kindEnd       = 'Z' // the section ends
+	kindBundleEnd = 'E' // the bundle ends
+)
+
+// Sizes in bytes.
+const (
+	window    = 8 << 20   // of the compression: how far back equal bytes are found
+	dataBytes = 256 << 10 // of the largest piece
+	fewBytes  = 4 << 20   // of the largest frame of any other kind than turns
+	turnBytes = 64 << 20  // of the largest frame of turns, uncompressed
+)
+
+// limitOf returns how long a frame of a kind may be, or 0 if there is no such kind.
+func limitOf(kind byte) int {
+	switch kind {
+	case kindTurns:
+		return turnBytes
+	case kindData:
+		return dataBytes
+	case kindSection, kindStones, kindKept, kindBlob, kindVersion, kindRecords, kindEnd, kindBundleEnd:
+		return fewBytes
+	}
+	return 0
+}
+
+// A frameWriter writes frames: a kind, the length of the body (uvarint), and the body.
+type frameWriter struct {
+	w   io.Writer
+	sum *codec.Hasher // of what was written, or nil
+}
+
+func (f *frameWriter) write(kind byte, body []byte) error {
+	front := binary.AppendUvarint([]byte{kind}, uint64(len(body)))
+	for _, b := range [][]byte{front, body} {
+		if f.sum != nil {
+			f.sum.Write(b)
+		}
+		if _, err := f.w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// data writes the pieces of content.
+func (f *frameWriter) data(content []byte) error {
+	for len(content) > 0 {
+		n := min(len(content), dataBytes)
+		if err := f.write(kindData, content[:n]); err != nil {
+			return err
+		}
+		content = content[n:]
+	}
+	return nil
+}
+
+// A frameReader reads frames.
+type frameReader struct {
+	r   *bufio.Reader
+	sum *codec.Hasher // of the frames before the one that was read last, or nil
+	buf bytes.Buffer  // the body of that frame
+	was []byte        // all of it, which is not in sum yet
+}
+
+// next returns the next frame. The body is valid until the next call. It takes memory for what is there, not for what
+// the frame announces. The error is io.EOF if there is none.
+func (f *frameReader) next() (kind byte, body []byte, err error) {
+	if f.sum != nil {
+		f.sum.Write(f.was)
+		f.sum.Write(f.buf.Bytes())
+	}
+	f.was = f.was[:0]
+	f.buf.Reset()
+	if kind, err = f.r.ReadByte(); err != nil {
+		return 0, nil, err
+	}
+	n, err := binary.ReadUvarint(f.r)
+	if err != nil {
+		return 0, nil, cut(err)
+	}
+	most := limitOf(kind)
+	if most == 0 {
+		return 0, nil, malformed("frame of kind %q", kind)
+	}
+	if n > uint64(most) {
+		return 0, nil, malformed("frame of kind %q has %d bytes, at most %d", kind, n, most)
+	}
+	f.was = binary.AppendUvarint(append(f.was, kind), n)
+	if _, err := io.CopyN(&f.buf, f.r, int64(n)); err != nil {
+		return 0, nil, cut(err)
+	}
+	return kind, f.buf.Bytes(), nil
+}
+
+// cut returns err, or io.ErrUnexpectedEOF if it is io.EOF.
+func cut(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// content reads the pieces of size bytes of content, and calls f for each.
+func (f *frameReader) content(size int64, take func([]byte) error) error {
+	for left := size; left > 0; {
+		kind, body, err := f.next()
+		if err != nil {
+			return cut(err)
+		}
+		if kind != kindData || len(body) == 0 || int64(len(body)) > left {
+			return malformed("frame of kind %q with %d bytes, where %d of content are left", kind, len(body), left)
+		}
+		if err := take(body); err != nil {
+			return err
+		}
+		left -= int64(len(body))
+	}
+	return nil
+}
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{damage.ErrMalformed}, args...)...)
+}
+
+// compressor returns a writer that compresses into w.
+func compressor(w io.Writer, level zstd.EncoderLevel) (*zstd.Encoder, error) {
+	return zstd.NewWriter(w, zstd.WithEncoderLevel(level), zstd.WithWindowSize(window), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
+}
+
+// expander returns a reader of what compressor wrote. It takes memory for a window.
+func expander(r io.Reader) (*zstd.Decoder, error) {
+	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window), zstd.WithDecoderMaxMemory(1<<30))
+}
