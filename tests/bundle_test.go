@@ -2,21 +2,34 @@ package tests
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/bundle"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
+
+
+// randomHistories returns how many random histories a test makes.
+func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](60, 30, 5)) }
 
 // A past is a random history of a store: sessions, forks, and what can be done to them.
 type past struct {
@@ -322,7 +335,7 @@ func sameThere(t *testing.T, from, to *turnstone.Store, parents bool, ids ...str
 
 // A session in another store has everything that it has where it comes from.
 func TestBU1_ABundleHasEverythingOfItsSessions(t *testing.T) {
-	for seed := range uint64(testkit.Pick(1000, 40, 10)) {
+	for seed := range randomHistories() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 			p := newPast(t, st, seed)
@@ -356,7 +369,7 @@ func TestBU1_ABundleHasEverythingOfItsSessions(t *testing.T) {
 
 // A session that goes on gets what it does not have, and stays the same session.
 func TestBU2_AThinBundleBringsASessionForward(t *testing.T) {
-	for seed := range uint64(testkit.Pick(1000, 40, 10)) {
+	for seed := range randomHistories() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 			_, to := onMemory(t, nil)
@@ -413,4 +426,200 @@ func TestBU2_AThinBundleBringsASessionForward(t *testing.T) {
 			}
 		})
 	}
+}
+
+// frame is a frame of a bundle: its kind and its body.
+type frame struct {
+	kind byte
+	body []byte
+}
+
+// framesOf returns the frames of a bundle but the last one.
+func framesOf(t testing.TB, b []byte) (out []frame) {
+	t.Helper()
+	z, err := zstd.NewReader(bytes.NewReader(b[len(bundle.Magic):]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	all, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(all) > 0 {
+		n, m := binary.Uvarint(all[1:])
+		out = append(out, frame{all[0], all[1+m : 1+m+int(n)]})
+		all = all[1+m+int(n):]
+	}
+	return out[:len(out)-1]
+}
+
+// sealedBundle returns a bundle of frames, with an end that is right.
+func sealedBundle(frames []byte, sections int) []byte {
+	sum := codec.BundleHash.Sum(frames)
+	end := codec.Encoder{}
+	end.Array(2)
+	end.Uint(uint64(sections))
+	end.Bytes(sum[:])
+	out := bytes.NewBufferString(bundle.Magic)
+	z, _ := zstd.NewWriter(out, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
+	_, _ = z.Write(frames)
+	_, _ = z.Write(append(binary.AppendUvarint([]byte{'E'}, uint64(len(end.B))), end.B...))
+	_ = z.Close()
+	return out.Bytes()
+}
+
+// sealedFrames is sealedBundle for frames that are in pieces.
+func sealedFrames(frames []frame) []byte {
+	var all []byte
+	n := 0
+	for _, f := range frames {
+		if f.kind == 'S' {
+			n++
+		}
+		all = append(binary.AppendUvarint(append(all, f.kind), uint64(len(f.body))), f.body...)
+	}
+	return sealedBundle(all, n)
+}
+
+// richStore is a store with all that a bundle can have, and its sessions.
+func richStore(t *testing.T, seed uint64) (*turnstone.Store, []turnstone.Bundled) {
+	_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	p := newPast(t, st, seed)
+	for range 60 {
+		p.step()
+	}
+	var all []turnstone.Bundled
+	for _, id := range p.ids {
+		all = append(all, turnstone.Bundled{ID: id})
+	}
+	return st, all
+}
+
+// refused fails the test unless st refuses a bundle with a typed error, and has no session afterwards.
+func refused(t *testing.T, st *turnstone.Store, what string, b []byte) {
+	t.Helper()
+	_, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{})
+	var typed *turnstone.BundleError
+	if !errors.As(err, &typed) || !errors.Is(err, turnstone.ErrBundle) {
+		t.Errorf("%s: %v", what, err)
+	}
+	if page, err := st.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) > 0 {
+		t.Fatal(what, page, err)
+	}
+}
+
+// Damage of a bundle shows before anything of it is visible.
+func TestBU3_ADamagedBundleIsRefusedAsAWhole(t *testing.T) {
+	from, all := richStore(t, 3)
+	b := bundleOf(t, from, all...)
+	_, st := onMemory(t, nil)
+	r := rand.New(rand.NewPCG(3, 3))
+	for range 60 {
+		cut := r.IntN(len(b))
+		refused(t, st, fmt.Sprint("cut at ", cut), b[:cut])
+	}
+	for range 60 {
+		flipped := slices.Clone(b)
+		at := r.IntN(len(b))
+		flipped[at] ^= 1 << r.IntN(8)
+		if got, err := st.Unbundle(ctx, bytes.NewReader(flipped), turnstone.UnbundleOptions{}); err == nil {
+			t.Errorf("byte %d of %d: %+v", at, len(b), got)
+		}
+	}
+	refused(t, st, "more behind it", append(slices.Clone(b), 0))
+	refused(t, st, "twice", append(slices.Clone(b), b...))
+
+	// With a right end, too.
+	frames := framesOf(t, b)
+	for i, f := range frames {
+		if f.kind == 'K' || f.kind == 'R' {
+			continue // A bundle without them is a bundle.
+		}
+		without := slices.Delete(slices.Clone(frames), i, i+1)
+		_, err := st.Unbundle(ctx, bytes.NewReader(sealedFrames(without)), turnstone.UnbundleOptions{})
+		if err == nil && f.kind != 'X' {
+			t.Errorf("without frame %d of kind %c: it is accepted", i, f.kind)
+		}
+		for _, info := range infosOf(t, st) {
+			remove(t, st, info.ID)
+		}
+	}
+	collect(t, st, gc.Options{})
+	vacuum(t, st)
+	verify(t, st)
+	unbundle(t, st, b)
+	verify(t, st)
+	for _, s := range all {
+		sameThere(t, from, st, false, s.ID)
+	}
+}
+
+func infosOf(t testing.TB, st *turnstone.Store) []turnstone.Info {
+	page, err := st.List(ctx, turnstone.ListOptions{Limit: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Sessions
+}
+
+// Whatever is accepted leaves a store that verifies, and what is refused leaves nothing.
+func FuzzUnbundle(f *testing.F) {
+	e := memory.New()
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, InlineBytes: 1, TakeOverAfter: -1})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { st.Close() })
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	a, err := s.PutAttachment(ctx, strings.NewReader("attached"), -1, "text/plain", "a.txt")
+	if err != nil {
+		f.Fatal(err)
+	}
+	r, err := s.Commit(ctx, turnstone.Commit{
+		Turn: "t", Usage: []head.Usage{{Model: "m", Input: 1}}, Checkpoint: map[string][]byte{"p": bytes.Repeat([]byte("part "), 300)}, Keep: "k",
+		Nodes: []turnstone.NewNode{{Kind: "u", Key: "k", Payload: []byte("hello")}, {Kind: "u", Payload: random(6000, 1), Attachments: []blob.Attachment{a}}},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if _, err := s.Commit(ctx, turnstone.Commit{
+		Expected: 1, Nodes: sayingAfter(r.Nodes[0], []byte("branch")), Checkpoint: map[string][]byte{"p": append(bytes.Repeat([]byte("part "), 300), 'x')},
+		Records: []turnstone.RecordChange{{Key: "r", Value: []byte("v")}},
+	}); err != nil {
+		f.Fatal(err)
+	}
+	if _, _, err := st.Create(ctx, turnstone.Request{ID: "b", Parent: "a", ForkNode: r.Nodes[0]}); err != nil {
+		f.Fatal(err)
+	}
+	if err := s.Tombstone(ctx, r.Nodes[1]); err != nil {
+		f.Fatal(err)
+	}
+	for _, of := range [][]turnstone.Bundled{{{ID: "a"}}, {{ID: "b"}}, {{ID: "a"}, {ID: "b"}}, {{ID: "a", Since: 1}}} {
+		var b bytes.Buffer
+		if _, err := st.Bundle(ctx, &b, of...); err != nil {
+			f.Fatal(err)
+		}
+		var all []byte
+		for _, fr := range framesOf(f, b.Bytes()) {
+			all = append(binary.AppendUvarint(append(all, fr.kind), uint64(len(fr.body))), fr.body...)
+		}
+		f.Add(all, byte(len(of)))
+	}
+	f.Fuzz(func(t *testing.T, frames []byte, sections byte) {
+		st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
+		_, err := st.Unbundle(ctx, bytes.NewReader(sealedBundle(frames, int(sections))), turnstone.UnbundleOptions{MaxBytes: 1 << 20})
+		if err != nil && !errors.Is(err, turnstone.ErrBundle) && !errors.Is(err, turnstone.ErrConflict) {
+			t.Fatal(err)
+		}
+		verify(t, st)
+		for _, info := range infosOf(t, st) {
+			_ = everythingOf(t, st, info.ID, true)
+		}
+		vacuum(t, st)
+		verify(t, st)
+	})
 }

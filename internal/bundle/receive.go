@@ -228,10 +228,8 @@ func (r *reader) frame(ctx context.Context) (done bool, err error) {
 			return false, err
 		}
 	}
-	if err := r.inSection(ctx, kind, body); err != nil {
-		return false, r.of(r.now.in, err)
-	}
-	return false, nil
+	in := r.now.in
+	return false, r.of(in, r.inSection(ctx, kind, body))
 }
 
 // of says which session err is about, if that is wrong with the bundle.
@@ -764,6 +762,13 @@ func (c *checker) content(ctx context.Context, id blob.ID) ([]byte, error) {
 		return c.Blobs.Read(ctx, id)
 	}
 	if p, known := c.known[id]; known {
+		retained, err := c.in.target.RetainedNow(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !retained(c.in.since.Revision) {
+			return nil, fmt.Errorf("%w: %d, from which the bundle goes on", history.ErrRevisionPruned, c.in.since.Revision)
+		}
 		content, _, err := c.in.target.ReadPart(ctx, p)
 		return content, err
 	}

@@ -482,12 +482,6 @@ func (b *writer) writeContents(ctx context.Context, s *source, t *history.Turn) 
 			}
 		}
 		for _, a := range n.Attachments {
-			if known, err := b.knows(ctx, s, a.ID); err != nil || known {
-				if err != nil {
-					return err
-				}
-				continue
-			}
 			if err := b.writeBlob(ctx, a.ID, a.Size); err != nil {
 				return err
 			}
@@ -509,28 +503,6 @@ func (b *writer) writeContents(ctx context.Context, s *source, t *history.Turn) 
 		s.current[p.Name] = p
 	}
 	return nil
-}
-
-// knows reports whether the other side has an attachment, because a node that it has refers to it.
-func (b *writer) knows(ctx context.Context, s *source, id blob.ID) (bool, error) {
-	if s.since.Revision == 0 || b.sent[id] {
-		return false, nil
-	}
-	key := b.Space.Attachment(s.Inc, b.Space.BlobHash(id))
-	vs, err := b.Engine.Get(ctx, key)
-	if err != nil || vs[0] == nil {
-		return false, err
-	}
-	at, err := graph.DecodeAttachment(key, vs[0])
-	if err != nil {
-		return false, codec.Corrupt(err, "attachment entry of %s", s.Name)
-	}
-	if head.Revision(at.Revision) > s.since.Revision {
-		return false, nil
-	}
-	// What the session hides may be gone there.
-	t, err := s.TurnAt(ctx, head.Revision(at.Revision))
-	return err == nil && at.Index < len(t.Pack.Nodes) && !s.hidden.Has(t.Pack.Nodes[at.Index].ID), err
 }
 
 // writeBlob writes a blob, unless the bundle has it.
