@@ -27,7 +27,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-
 // randomHistories returns how many random histories a test makes.
 func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](60, 30, 5)) }
 

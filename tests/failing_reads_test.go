@@ -56,6 +56,7 @@ type target struct {
 	blob    blob.ID          // an attachment of it
 	cursor  turnstone.Cursor // of the feed
 	of      string           // Info.Incarnation of the session
+	bundle  []byte           // of the session, from another store
 }
 
 // arguments returns an argument of each type that a method of a Session or a Store takes.
@@ -76,6 +77,8 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 		gc.PruneOptions{Revisions: 2},
 		turnstone.VerifyOptions{},
 		turnstone.ScrubOptions{},
+		turnstone.Bundled{ID: "a"},
+		turnstone.UnbundleOptions{As: "new"},
 		turnstone.RecordChange{Key: "new", Expect: turnstone.NoRecord, Value: []byte("v")},
 		turnstone.Request{ID: "new", Parent: "a"},
 	} {
@@ -86,14 +89,16 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 	both := turnstone.SessionCommit{Session: on.session, Commit: c}
 	of[reflect.TypeOf(both)] = both
 	of[reflect.TypeFor[string]()] = "key"
+	of[reflect.TypeFor[io.Reader]()] = strings.NewReader("an attachment")
+	of[reflect.TypeFor[io.Writer]()] = &bytes.Buffer{}
 	switch method {
 	case "Store.Session", "Store.Delete", "Store.Erase":
 		of[reflect.TypeFor[string]()] = "a"
+	case "Store.Unbundle":
+		of[reflect.TypeFor[io.Reader]()] = bytes.NewReader(on.bundle)
 	case "Store.SessionByIncarnation":
 		of[reflect.TypeFor[string]()] = on.of
 	}
-	of[reflect.TypeFor[io.Reader]()] = strings.NewReader("an attachment")
-	of[reflect.TypeFor[io.Writer]()] = &bytes.Buffer{}
 	return of
 }
 
@@ -190,6 +195,9 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 	must(t, err)
 	feed, err := st.Feed(ctx)
 	must(t, err)
+	var bundled bytes.Buffer
+	_, err = st.Bundle(ctx, &bundled, turnstone.Bundled{ID: "a"})
+	must(t, err)
 	all := pairs(t, origin)
 	names := []string{}
 	for m := range reflect.TypeFor[*turnstone.Session]().Methods() {
@@ -224,7 +232,7 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 						}
 						return f
 					}}, &turnstone.Options{NoAutoSeal: true})
-					on := &target{store: st, session: session(t, st, "a"), state: state, blob: attached, cursor: feed.End, of: i.Incarnation}
+					on := &target{store: st, session: session(t, st, "a"), state: state, blob: attached, cursor: feed.End, of: i.Incarnation, bundle: bundled.Bytes()}
 					_, err = on.session.Load(ctx, turnstone.Scope{Last: 1})
 					must(t, err)
 					befall(t, openStore(t, m, &turnstone.Options{NoAutoSeal: true}))

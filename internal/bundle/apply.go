@@ -50,16 +50,22 @@ func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) 
 	if err := r.decide(ctx); err != nil {
 		return nil, err
 	}
+	// What is done stays done, whatever comes then.
+	changed := history.Change{}
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
-		out, err := r.apply(ctx)
-		if attempt == attempts || !errors.Is(err, commit.ErrRemoved) {
-			return out, err
+		err := r.apply(ctx)
+		if err == nil {
+			return r.received, nil
 		}
-		// A vacuum has removed what was written of a session, so write it again.
-		if err := r.decide(ctx); err != nil {
-			return out, err
+		if attempt < attempts && errors.Is(err, commit.ErrRemoved) {
+			// A vacuum has removed what was written of a session, so write it again.
+			if err = r.decide(ctx); err == nil {
+				continue
+			}
 		}
+		changed.Partly = r.changed
+		return r.received, changed.Result(err)
 	}
 }
 
@@ -200,10 +206,10 @@ type applier struct {
 }
 
 // apply applies the spool.
-func (r *reader) apply(ctx context.Context) (out []Received, err error) {
+func (r *reader) apply(ctx context.Context) error {
 	r.copies = map[int]*commit.Arrival{}
 	var a *applier
-	err = r.each(func(in *incoming, kind byte, body []byte, frames *frameReader) error {
+	return r.each(func(in *incoming, kind byte, body []byte, frames *frameReader) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -232,15 +238,10 @@ func (r *reader) apply(ctx context.Context) (out []Received, err error) {
 			}
 			return a.takeRecords(ctx, records)
 		case kindEnd:
-			done, err := a.end(ctx)
-			if err == nil && done != nil {
-				out = append(out, *done)
-			}
-			return err
+			return a.end(ctx)
 		}
 		return nil
 	})
-	return out, err
 }
 
 // neededCopy reports whether a session that is to be made inherits from a copy.
@@ -453,7 +454,7 @@ func (a *applier) flush(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.head, a.steps, a.size = next, nil, 0
+	a.head, a.steps, a.size, a.changed = next, nil, 0, true
 	clear(a.added)
 	return nil
 }
@@ -472,31 +473,34 @@ func (a *applier) takeRecords(ctx context.Context, records []*session.Record) er
 }
 
 // end ends the section.
-func (a *applier) end(ctx context.Context) (*Received, error) {
+func (a *applier) end(ctx context.Context) error {
 	in := a.in
 	if a.arrival != nil {
 		if err := a.arrival.Flush(ctx); err != nil || in.copy {
-			return nil, err
+			return err
 		}
 		return a.show(ctx)
 	}
-	if in.copy {
-		return nil, nil
+	if in.copy || in.made { // An attempt before this one has made it.
+		return nil
 	}
 	if err := a.flush(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	rest := &commit.Rest{Stones: a.stones, Kept: in.kept}
 	if in.floor > in.here.Revision+1 {
 		rest.Floor = in.floor
 	}
-	if err := a.AddRest(ctx, in.target, rest); err != nil {
-		return nil, err
+	added, err := a.AddRest(ctx, in.target, rest)
+	a.changed = a.changed || added
+	if err != nil {
+		return err
 	}
 	if err := a.merge(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return &Received{ID: in.id, Session: in.target, From: in.here.Revision, To: a.head.Revision}, nil
+	a.received = append(a.received, Received{ID: in.id, Session: in.target, From: in.here.Revision, To: a.head.Revision})
+	return nil
 }
 
 // merge saves the metadata and sets the records that are newer in the bundle than here.
@@ -510,6 +514,7 @@ func (a *applier) merge(ctx context.Context) error {
 		if err := a.SaveMetadata(ctx, s, &a.in.about.Metadata, []head.Field{head.FieldAll}); err != nil {
 			return err
 		}
+		a.changed = true
 	}
 	for some := range slices.Chunk(a.records, 100) {
 		names := make([]string, len(some))
@@ -540,12 +545,13 @@ func (a *applier) merge(ctx context.Context) error {
 		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: changes}}); err != nil {
 			return err
 		}
+		a.changed = true
 	}
 	return nil
 }
 
 // show makes a new session visible.
-func (a *applier) show(ctx context.Context) (*Received, error) {
+func (a *applier) show(ctx context.Context) error {
 	in := a.in
 	about := *in.about
 	about.ID = in.id
@@ -565,10 +571,12 @@ func (a *applier) show(ctx context.Context) (*Received, error) {
 	}
 	s, err := a.arrival.Show(ctx, w)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	in.target, in.here, in.made = s, a.arrival.End().Base, true
-	return &Received{ID: in.id, Session: s, Created: true, To: in.here.Revision}, nil
+	a.changed = true
+	a.received = append(a.received, Received{ID: in.id, Session: s, Created: true, To: in.here.Revision})
+	return nil
 }
 
 // parentStands checks that the fork sees in its parent what it saw where it comes from.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
@@ -130,6 +131,8 @@ type reader struct {
 	now      *checker // of the section that is received
 	contents contents
 	copies   map[int]*commit.Arrival // by the numbers of their sections
+	received []Received
+	changed  bool // something is visible
 
 	wanted map[graph.ID]bool      // nodes that are named out of turn
 	found  map[graph.ID][]place   // those of them that were found
@@ -376,8 +379,8 @@ type checker struct {
 	state   head.State // after the turns that were received
 	nodes   uint64
 	turns   uint64
-	lacking map[string]bool     // the parts whose current version is not at hand
-	given   map[partSet]blob.ID // the versions that were received, and that no turn has set yet
+	lacking map[string]bool   // the parts whose current version is not at hand
+	given   map[partSet]given // the versions that were received, and that no turn has set yet
 	known   map[blob.ID]head.Part
 }
 
@@ -399,7 +402,7 @@ func (c *checker) begin(ctx context.Context) error {
 	if err := c.relatives(); err != nil {
 		return err
 	}
-	c.lacking, c.given, c.known = map[string]bool{}, map[partSet]blob.ID{}, map[blob.ID]head.Part{}
+	c.lacking, c.given, c.known = map[string]bool{}, map[partSet]given{}, map[blob.ID]head.Part{}
 	target, state, err := c.OpenSession(ctx, in.id)
 	switch {
 	case errors.Is(err, history.ErrSessionNotFound):
@@ -700,18 +703,33 @@ func (c *checker) checkParts(ctx context.Context, t *history.Turn) error {
 			continue
 		}
 		key := partSet{p.Name, p.Set}
-		id, given := c.given[key]
+		v, given := c.given[key]
 		switch {
 		case !given:
 			c.lacking[p.Name] = true
-		case id != p.Blob:
+		case v.id != p.Blob:
 			return fmt.Errorf("%w: checkpoint part %q", damage.ErrHash, p.Name)
+		case v.base != p.Set && !c.follows(p.Name, v.version):
+			return fmt.Errorf("%w: what version %d of checkpoint part %q is relative to", damage.ErrMissing, p.Set, p.Name)
 		default:
 			delete(c.lacking, p.Name)
 			delete(c.given, key)
 		}
 	}
 	return nil
+}
+
+// A given is a version that was received, with the id of its content.
+type given struct {
+	*version
+	id blob.ID
+}
+
+// follows reports whether a part has, before the turn that is checked, the version that v is relative to.
+func (c *checker) follows(name string, v *version) bool {
+	return !c.lacking[name] && slices.ContainsFunc(c.state.Parts, func(p head.Part) bool {
+		return p.Name == name && p.Set == v.base && p.Blob == v.baseID
+	})
 }
 
 // version takes a version of a checkpoint part, whose data follow.
@@ -742,7 +760,7 @@ func (c *checker) version(ctx context.Context, v *version) error {
 		return err
 	}
 	id := blob.Sum(content)
-	c.given[key] = id
+	c.given[key] = given{v, id}
 	return c.contents.keep(ctx, &c.stock, id, content)
 }
 

@@ -182,23 +182,28 @@ type Rest struct {
 	Floor  head.Revision // what is pruned below, there
 }
 
-// AddRest adds to a session what it does not have of r. The epochs of tombstones become those of this store.
-func (st *Lifecycle) AddRest(ctx context.Context, s *history.Session, r *Rest) error {
+// AddRest adds to a session what it does not have of r, and reports whether it has added something. The epochs of
+// tombstones become those of this store.
+func (st *Lifecycle) AddRest(ctx context.Context, s *history.Session, r *Rest) (added bool, err error) {
 	some := slices.Chunk(r.Stones, batchEntries)
 	if len(r.Stones) == 0 {
 		some = func(yield func([]Stone) bool) { yield(nil) }
 	}
 	for stones := range some {
+		needed := false
 		err := history.Settle(ctx, st.Engine, func(c *history.Change) error {
-			return c.Alter(ctx, s, func(_ *history.Lifecycles, next *head.Life, b *engine.Batch) (bool, error) {
-				return st.addRest(ctx, s, stones, r, next, b)
+			return c.Alter(ctx, s, func(_ *history.Lifecycles, next *head.Life, b *engine.Batch) (_ bool, err error) {
+				now, err := st.addRest(ctx, s, stones, r, next, b)
+				needed = needed || now
+				return now, err
 			})
 		})
 		if err != nil {
-			return err
+			return added, err
 		}
+		added = added || needed
 	}
-	return nil
+	return added, nil
 }
 
 // addRest is one attempt of AddRest for some of the tombstones.
