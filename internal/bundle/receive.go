@@ -856,7 +856,7 @@ func (c *checker) finish(ctx context.Context, n end) error {
 	if in.copy {
 		return nil
 	}
-	if in.floor > n.last.Revision+1 {
+	if in.floor > n.last.Revision {
 		return malformed("floor %d", in.floor)
 	}
 	names := map[string]bool{}
