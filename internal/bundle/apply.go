@@ -36,7 +36,7 @@ type Received struct {
 func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) ([]Received, error) {
 	up := st.NewUpload(head.Incarnation{})
 	r := &reader{Lifecycle: st, options: o, room: room{roomFor}, wanted: map[graph.ID]bool{}, contents: contents{by: map[blob.ID][]byte{}}}
-	r.stock = stock{store: st.Blobs, upload: up, pinned: map[[16]byte]int64{}, room: &r.room}
+	r.stock = stock{store: st.Blobs, upload: up, space: st.Space, pinned: map[keys.Hash]int64{}, room: &r.room}
 	r.spool = &spool{stock: &r.stock, ctx: ctx}
 	r.spooled = frameWriter{w: r.spool}
 	defer func() { _ = up.Abandon(context.WithoutCancel(ctx)) }() // What sessions refer to by now stays.
@@ -441,7 +441,7 @@ func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) 
 
 // stored reports whether the content of a part, which is a blob, is at hand: that of a pruned revision need not be.
 func (a *applier) stored(p head.Part) bool {
-	_, pinned := a.stock.pinned[short(p.Blob)]
+	_, pinned := a.stock.pinned[a.Space.BlobHash(p.Blob)]
 	return pinned
 }
 

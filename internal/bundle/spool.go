@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // A stock stores blobs ahead of what refers to them, many in a batch. An upload pins them.
@@ -18,7 +19,8 @@ type stock struct {
 	upload  *blob.Upload
 	waiting []*blob.Draft
 	size    int
-	pinned  map[[16]byte]int64 // the sizes of the blobs that the upload pins, or that wait, by what their ids begin with
+	space   *keys.Space
+	pinned  map[keys.Hash]int64 // the sizes of the blobs that the upload pins, or that wait, by what keys have of them
 	room    *room
 }
 
@@ -30,7 +32,7 @@ const (
 // put stores content, or finds that it is stored.
 func (k *stock) put(ctx context.Context, content []byte) (blob.ID, error) {
 	id := blob.Sum(content)
-	if _, pinned := k.pinned[short(id)]; pinned {
+	if _, pinned := k.pinned[k.space.BlobHash(id)]; pinned {
 		return id, nil
 	}
 	d, err := blob.Prepare(id, content)
@@ -42,7 +44,7 @@ func (k *stock) put(ctx context.Context, content []byte) (blob.ID, error) {
 
 // pin keeps a blob that is stored already.
 func (k *stock) pin(ctx context.Context, id blob.ID, size int64) error {
-	if _, pinned := k.pinned[short(id)]; pinned {
+	if _, pinned := k.pinned[k.space.BlobHash(id)]; pinned {
 		return nil
 	}
 	return k.add(ctx, &blob.Draft{ID: id, Size: size, Stored: true})
@@ -57,13 +59,10 @@ func (k *stock) add(ctx context.Context, d *blob.Draft) error {
 			return err
 		}
 	}
-	k.pinned[short(d.ID)] = d.Size
+	k.pinned[k.space.BlobHash(d.ID)] = d.Size
 	k.waiting, k.size = append(k.waiting, d), k.size+d.Bytes()+256
 	return nil
 }
-
-// short returns what an id begins with: enough that no two are made to begin with the same.
-func short(id blob.ID) [16]byte { return [16]byte(id[:]) }
 
 // sizes returns the lengths of blobs that are at hand, and -1 for others.
 func (k *stock) sizes(ctx context.Context, ids []blob.ID) ([]int64, error) {
@@ -71,7 +70,7 @@ func (k *stock) sizes(ctx context.Context, ids []blob.ID) ([]int64, error) {
 	var unsure []blob.ID
 	for i, id := range ids {
 		var pinned bool
-		if out[i], pinned = k.pinned[short(id)]; !pinned {
+		if out[i], pinned = k.pinned[k.space.BlobHash(id)]; !pinned {
 			unsure = append(unsure, id)
 		}
 	}
