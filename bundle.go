@@ -132,7 +132,13 @@ func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 		s.changed(head.Incarnation{})
 	}
 	if err != nil {
-		return nil, bundleError(err)
+		told := bundleError(err)
+		for _, of := range []error{ErrIncomplete, ErrOutcomeUnknown} {
+			if errors.Is(err, of) && !errors.Is(told, of) {
+				told = fmt.Errorf("%w: %w", of, told)
+			}
+		}
+		return nil, told
 	}
 	return out, nil
 }
@@ -147,7 +153,15 @@ func bundleError(err error) error {
 			Session: diverged.Session, Here: Point(diverged.Here), There: Point(diverged.There), Common: Point(diverged.Common),
 		}
 	case errors.As(err, &in):
-		return &BundleError{Session: in.Session, Err: public(in.Err)}
+		err := in.Err
+		var limit *history.LimitError
+		var wrong *history.InvalidError
+		if errors.As(err, &limit) {
+			err = limit
+		} else if errors.As(err, &wrong) {
+			err = wrong
+		}
+		return &BundleError{Session: in.Session, Err: public(err)}
 	}
 	return public(err)
 }

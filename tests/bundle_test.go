@@ -18,6 +18,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
@@ -621,4 +622,205 @@ func FuzzUnbundle(f *testing.F) {
 		vacuum(t, st)
 		verify(t, st)
 	})
+}
+
+// A vacuum beside Unbundle removes what nobody sees yet, and that is written again.
+func TestBU4_UnbundlingRunsBesideMaintenance(t *testing.T) {
+	from, all := richStore(t, 4)
+	b := bundleOf(t, from, all...)
+	for n := 1; ; n += testkit.Pick(1, 3, 20) {
+		m := memory.New()
+		beside := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+		hit := false
+		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Apply == n {
+				hit = true
+				vacuum(t, beside)
+				vacuum(t, beside)
+			}
+			return enginetest.Fault{}
+		}}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		unbundle(t, st, b)
+		if !hit {
+			break
+		}
+		vacuum(t, beside)
+		verify(t, st)
+		for _, s := range all {
+			if i, err := session(t, st, s.ID).Info(ctx); err != nil || i.Revision == 0 && s.ID == "" {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Whatever call fails or is the last one, a session is there whole or not at all, and the next call goes on.
+func TestBU4_AnInterruptedUnbundleGoesOn(t *testing.T) {
+	from, all := richStore(t, 5)
+	b := bundleOf(t, from, all...)
+	for n := 1; ; n += testkit.Pick(1, 3, 20) {
+		m := memory.New()
+		openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		_, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{})
+		again := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+		verify(t, again)
+		for _, i := range infosOf(t, again) {
+			sameThere(t, from, again, false, i.ID)
+		}
+		if n%2 == 0 {
+			vacuum(t, again)
+		}
+		unbundle(t, again, b)
+		verify(t, again)
+		for _, s := range all {
+			sameThere(t, from, again, false, s.ID)
+		}
+		if err == nil {
+			break
+		}
+	}
+}
+
+// Sessions that have gone different ways stay as they are, and the error says where they parted.
+func TestBU5_SessionsThatHaveDivergedStayAsTheyAre(t *testing.T) {
+	_, here := onMemory(t, nil)
+	_, there := onMemory(t, nil)
+	s := create(t, there, turnstone.Request{ID: "a"}, []byte("one"), []byte("two"))
+	unbundle(t, here, bundleOf(t, there, turnstone.Bundled{ID: "a"}))
+	common, err := s.Info(ctx)
+	must(t, err)
+	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("there"))})
+	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("there again"))})
+	mine := session(t, here, "a")
+	commitTo(t, mine, turnstone.Commit{Nodes: saying([]byte("here"))})
+	before := everythingOf(t, here, "a", true)
+	now, err := mine.Info(ctx)
+	must(t, err)
+	then, err := s.Info(ctx)
+	must(t, err)
+	want := turnstone.DivergedError{
+		Session: "a", Here: turnstone.Point{Revision: 3, Commit: now.Commit}, There: turnstone.Point{Revision: 4, Commit: then.Commit},
+		Common: turnstone.Point{Revision: 2, Commit: common.Commit},
+	}
+	for _, since := range []head.Revision{0, 1, 2} {
+		b := bundleOf(t, there, turnstone.Bundled{ID: "a", Since: since})
+		_, err := here.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{})
+		var diverged *turnstone.DivergedError
+		if !errors.As(err, &diverged) || !errors.Is(err, turnstone.ErrDiverged) || *diverged != want {
+			t.Errorf("since %d: %v, want %v", since, err, &want)
+		}
+		if since == 0 {
+			r, err := here.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{As: "a/theirs"})
+			if err != nil || !r.Sessions[0].Created || r.Sessions[0].ID != "a/theirs" {
+				t.Error(r, err)
+			}
+		}
+	}
+	if everythingOf(t, here, "a", true) != before {
+		t.Error("the session was changed")
+	}
+	theirs, err := session(t, here, "a/theirs").Info(ctx)
+	if err != nil || theirs.Commit != then.Commit {
+		t.Error(theirs.Commit, err)
+	}
+	// One that is behind changes nothing, and another session of the id is no such session.
+	if r := unbundle(t, there, bundleOf(t, there, turnstone.Bundled{ID: "a"})); r.Sessions[0].From != 4 || r.Sessions[0].To != 4 || r.Sessions[0].Created {
+		t.Error(r)
+	}
+	old := bundleOf(t, there, turnstone.Bundled{ID: "a"})
+	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("more"))})
+	if r := unbundle(t, there, old); r.Sessions[0].From != 5 || r.Sessions[0].To != 5 {
+		t.Error(r)
+	}
+	_, third := onMemory(t, nil)
+	create(t, third, turnstone.Request{ID: "a"})
+	if _, err := third.Unbundle(ctx, bytes.NewReader(old), turnstone.UnbundleOptions{}); !errors.Is(err, turnstone.ErrExists) {
+		t.Error(err)
+	}
+	_, fourth := onMemory(t, nil)
+	thin := bundleOf(t, there, turnstone.Bundled{ID: "a", Since: 2})
+	if _, err := fourth.Unbundle(ctx, bytes.NewReader(thin), turnstone.UnbundleOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	remove(t, there, "a") // A deleted session comes back, as a new one with the old ids.
+	unbundle(t, there, old)
+	if i, err := session(t, there, "a").Info(ctx); err != nil || i.Commit != then.Commit {
+		t.Error(i, err)
+	}
+	verify(t, there)
+	verify(t, here)
+}
+
+// What was tombstoned is not in a bundle, but where a fork of the bundle still shows it.
+func TestBU6_WhatIsHiddenIsNotInABundle(t *testing.T) {
+	_, st := onMemory(t, nil)
+	a := create(t, st, turnstone.Request{ID: "a"}, []byte("first"), []byte("SECRET"))
+	secret := commitTo(t, a, turnstone.Commit{Nodes: attaching(upload(t, a, []byte("HIDDEN")))}).Nodes[0]
+	state, err := a.Load(ctx, turnstone.Scope{})
+	must(t, err)
+	create(t, st, turnstone.Request{ID: "early", Parent: "a"}, []byte("goes on"))
+	must(t, a.Tombstone(ctx, state.Nodes[1].ID, secret))
+	create(t, st, turnstone.Request{ID: "late", Parent: "a"}, []byte("goes on"))
+	commitTo(t, a, turnstone.Commit{Nodes: saying([]byte("LATER"))})
+	has := func(text string, ids ...string) bool {
+		var of []turnstone.Bundled
+		for _, id := range ids {
+			of = append(of, turnstone.Bundled{ID: id})
+		}
+		for _, f := range framesOf(t, bundleOf(t, st, of...)) {
+			if bytes.Contains(f.body, []byte(text)) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, secret := range []string{"SECRET", "HIDDEN"} {
+		for _, ids := range [][]string{{"a"}, {"late"}, {"a", "late"}} {
+			if has(secret, ids...) {
+				t.Errorf("%s is in a bundle of %v", secret, ids)
+			}
+		}
+		if !has(secret, "early") || !has(secret, "a", "early") || !has(secret, "late", "early") {
+			t.Error("a fork shows it, and has it not in the bundle")
+		}
+	}
+	if has("LATER", "early") || has("LATER", "late") {
+		t.Error("a bundle of a fork has what its parent was told later")
+	}
+	for _, ids := range [][]string{{"a", "early", "late"}, {"early", "late"}, {"late"}, {"early"}} {
+		_, to := onMemory(t, nil)
+		var of []turnstone.Bundled
+		for _, id := range ids {
+			of = append(of, turnstone.Bundled{ID: id})
+		}
+		unbundle(t, to, bundleOf(t, st, of...))
+		vacuum(t, to)
+		sameThere(t, st, to, len(ids) == 3, ids...)
+		verify(t, to)
+	}
+}
+
+// A bundle may be limited before it takes memory or space.
+func TestBU7_ABundleExpandsToNoMoreThanItMay(t *testing.T) {
+	_, from := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	for i := range 64 {
+		commitTo(t, s, turnstone.Commit{Nodes: saying(bytes.Repeat([]byte{byte(i)}, 1<<20))})
+	}
+	b := bundleOf(t, from, turnstone.Bundled{ID: "a"})
+	if len(b) > 64<<10 {
+		t.Errorf("64 MiB of equal bytes take %d", len(b))
+	}
+	_, st := onMemory(t, nil)
+	_, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{MaxBytes: 1 << 20})
+	var limit *turnstone.LimitError
+	if !errors.As(err, &limit) || limit.Max != 1<<20 || !errors.Is(err, turnstone.ErrBundle) {
+		t.Error(err)
+	}
+	if len(infosOf(t, st)) > 0 {
+		t.Error("a session is there")
+	}
+	unbundle(t, st, b)
+	verify(t, st)
 }

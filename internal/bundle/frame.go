@@ -102,9 +102,9 @@ func (f *frameReader) next() (kind byte, body []byte, err error) {
 	if kind, err = f.r.ReadByte(); err != nil {
 		return 0, nil, err
 	}
-	n, err := binary.ReadUvarint(f.r)
+	n, err := f.length()
 	if err != nil {
-		return 0, nil, cut(err)
+		return 0, nil, err
 	}
 	most := limitOf(kind)
 	if most == 0 {
@@ -118,6 +118,25 @@ func (f *frameReader) next() (kind byte, body []byte, err error) {
 		return 0, nil, cut(err)
 	}
 	return kind, f.buf.Bytes(), nil
+}
+
+// length reads the length of a frame, in its shortest form.
+func (f *frameReader) length() (uint64, error) {
+	var b []byte
+	for len(b) < 5 {
+		c, err := f.r.ReadByte()
+		if err != nil {
+			return 0, cut(err)
+		}
+		if b = append(b, c); c < 0x80 {
+			break
+		}
+	}
+	n, size := codec.Uvarint(b)
+	if size <= 0 {
+		return 0, malformed("length of a frame")
+	}
+	return n, nil
 }
 
 // cut returns err, or io.ErrUnexpectedEOF if it is io.EOF.
