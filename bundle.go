@@ -41,8 +41,11 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	if w == nil {
+	switch {
+	case w == nil:
 		return nil, invalid("bundle", "the writer is nil")
+	case len(of) == 0:
+		return nil, invalid("bundle", "no session is named")
 	}
 	sources := make([]bundle.Source, len(of))
 	for i, from := range of {

@@ -23,8 +23,8 @@ func (a *app) bundle() *cobra.Command {
 		Long: "Write sessions to one compressed file, with all revisions, branches, checkpoints that are retained, attachments,\n" +
 			"records, labels, usage and times. `turnstone unbundle` makes them in another store, with the ids of nodes and commits\n" +
 			"that they have here. What was tombstoned is not in the file. With @REVISION, write only what came after a revision\n" +
-			"that the other store has.",
-		Example: "turnstone bundle trip -o trip.bundle\nturnstone bundle trip@40 | ssh host turnstone unbundle -\nturnstone bundle --group app -o app.bundle",
+			"that the other store has. Without -o, write to the standard output, for example for `ssh HOST turnstone unbundle -`.",
+		Example: "turnstone bundle trip -o trip.bundle\nturnstone bundle trip@5 -o trip-since-5.bundle\nturnstone bundle --all -o all.bundle",
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
 			if all == (len(args) > 0) && group == "" || group != "" && (all || len(args) > 0) {
 				return errors.New("name sessions, or --group, or --all")
@@ -117,6 +117,10 @@ func (a *app) unbundle() *cobra.Command {
 			var r *turnstone.UnbundleReport
 			err := a.with(cmd.Context(), false, func(st *turnstone.Store) (err error) {
 				r, err = st.Unbundle(cmd.Context(), in, o)
+				var wrong *turnstone.BundleError
+				if errors.As(err, &wrong) {
+					err = inputError{err}
+				}
 				return err
 			})
 			if err != nil {

@@ -224,7 +224,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"gc", "the report", gc.Report{}, ""},
 		{"vacuum", "the report", gc.VacuumReport{}, ""},
 		{"erase", "the receipt", turnstone.Erasure{}, ""},
-		{"bundle", "the report", turnstone.BundleReport{}, ", with -o"},
+		{"bundle", "the report", turnstone.BundleReport{}, "; with -o only"},
 		{"unbundle", "a session", turnstone.Unbundled{}, ""},
 		{"copy", "the report", turnstone.CopyReport{}, ""},
 		{"move", "the report", moved{}, ""},

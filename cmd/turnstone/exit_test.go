@@ -17,7 +17,7 @@ func TestEveryKindOfErrorsHasItsExitCode(t *testing.T) {
 		"session-not-found": 3, "session-deleted": 3, "node-not-found": 3, "blob-not-found": 3, "upload-expired": 3, "record-not-found": 3,
 		"revision-not-found": 3, "revision-pruned": 3, "store-not-found": 3, "cursor-expired": 3,
 		"damaged": 4, "corrupt": 4,
-		"conflict": 5, "turn-conflict": 5, "record-conflict": 5, "exists": 5, "has-children": 5, "other-store": 5, "feed-off": 5,
+		"conflict": 5, "diverged": 5, "turn-conflict": 5, "record-conflict": 5, "exists": 5, "has-children": 5, "other-store": 5, "feed-off": 5,
 		"locked": 6, "unavailable": 6, "unfinished-copy": 6,
 		"canceled": 130,
 	}
