@@ -110,7 +110,7 @@ func (s *Store) Pairs(c Chain, revision, base uint64, data []byte) (first engine
 }
 
 // smallVersion is how many bytes of data the first pair of a version has, if it is not followed by others.
-const smallVersion = 64 << 10
+const smallVersion = 1 << 10
 
 // Keys returns the keys under which there may be values of v.
 func (s *Store) Keys(c Chain, v *Version) [][]byte {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -36,6 +37,7 @@ type Received struct {
 func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) ([]Received, error) {
 	up := st.NewUpload(head.Incarnation{})
 	r := &reader{Lifecycle: st, options: o, room: room{roomFor}, wanted: map[graph.ID]bool{}, contents: contents{by: map[blob.ID][]byte{}}}
+	r.ids, r.users, r.suspects = map[string]bool{}, map[int][]*incoming{}, map[suspect]int{}
 	r.stock = stock{store: st.Blobs, upload: up, space: st.Space, pinned: map[keys.Hash]int64{}, room: &r.room}
 	r.spool = &spool{stock: &r.stock, ctx: ctx}
 	r.spooled = frameWriter{w: r.spool}
@@ -58,15 +60,29 @@ func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) 
 		if err == nil {
 			return r.received, nil
 		}
-		if attempt < attempts && errors.Is(err, commit.ErrRemoved) {
-			// A vacuum has removed what was written of a session, so write it again.
+		if attempt < attempts && isBeside(err) {
 			if err = r.decide(ctx); err == nil {
 				continue
 			}
 		}
+		if errors.Is(err, commit.ErrRemoved) {
+			err = fmt.Errorf("%w: %w", history.ErrConflict, err)
+		}
 		changed.Partly = r.changed
 		return r.received, changed.Result(err)
 	}
+}
+
+// isBeside reports whether err may come of what others have done meanwhile: a vacuum has removed what was written of a
+// session and not shown, or somebody has made, changed or deleted one.
+func isBeside(err error) bool {
+	var corrupt *damage.CorruptError
+	for _, of := range []error{commit.ErrRemoved, commit.ErrExists, commit.ErrRecordConflict, commit.ErrBlobGone, history.ErrConflict, history.ErrSessionDeleted, history.ErrSessionNotFound} {
+		if errors.Is(err, of) {
+			return true
+		}
+	}
+	return errors.As(err, &corrupt)
 }
 
 // public makes an error about what a bundle has an *Error.
@@ -171,7 +187,7 @@ func (r *reader) turnsOf(ctx context.Context, of *incoming, f func(*history.Turn
 		return err
 	}
 	base := state.Base
-	return r.each(func(in *incoming, kind byte, body []byte, _ *frameReader) error {
+	return r.each(ctx, func(in *incoming, kind byte, body []byte, _ *frameReader) error {
 		if in != of || kind != kindTurns {
 			return nil
 		}
@@ -200,22 +216,18 @@ type applier struct {
 	versions map[head.Revision][]engine.Pair
 	steps    []commit.Step
 	size     int
-	added    map[graph.ID]bool // nodes of the steps
-	records  []*session.Record
-	stones   []commit.Stone
+	added    map[graph.ID]bool        // nodes of the steps
+	stones   map[[8]byte]commit.Stone // of a session that is brought forward
 }
 
 // apply applies the spool.
 func (r *reader) apply(ctx context.Context) error {
 	r.copies = map[int]*commit.Arrival{}
 	var a *applier
-	return r.each(func(in *incoming, kind byte, body []byte, frames *frameReader) error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+	return r.each(ctx, func(in *incoming, kind byte, body []byte, frames *frameReader) error {
 		switch kind {
 		case kindSection:
-			a = &applier{reader: r, in: in, versions: map[head.Revision][]engine.Pair{}, added: map[graph.ID]bool{}}
+			a = &applier{reader: r, in: in, versions: map[head.Revision][]engine.Pair{}, added: map[graph.ID]bool{}, stones: map[[8]byte]commit.Stone{}}
 			return a.begin(ctx)
 		case kindStones:
 			stones, err := decodeStones(body)
@@ -246,12 +258,7 @@ func (r *reader) apply(ctx context.Context) error {
 
 // neededCopy reports whether a session that is to be made inherits from a copy.
 func (r *reader) neededCopy(in *incoming) bool {
-	for _, other := range r.sections {
-		if other.copied == in.number+1 && other.target == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.users[in.number], func(other *incoming) bool { return other.target == nil })
 }
 
 // begin begins to write what arrives.
@@ -319,7 +326,9 @@ func (a *applier) takeStones(ctx context.Context, stones []commit.Stone) error {
 	case a.arrival != nil:
 		return a.arrival.Hide(ctx, stones)
 	case !a.in.copy:
-		a.stones = append(a.stones, stones...)
+		for _, s := range stones {
+			a.stones[s.ID] = s
+		}
 	}
 	return nil
 }
@@ -348,9 +357,12 @@ func (a *applier) version(ctx context.Context, v *version, frames *frameReader) 
 		return a.arrival.Store(ctx, append(others, first))
 	}
 	// Without the first pair the others have no effect.
-	for _, p := range others {
+	for len(others) > 0 {
 		var b engine.Batch
-		b.Set(p.Key, p.Value)
+		for len(others) > 0 && (b.Ops() == 0 || b.Bytes()+len(others[0].Value) <= stockBytes) {
+			b.Set(others[0].Key, others[0].Value)
+			others = others[1:]
+		}
 		if _, err := engine.ApplyUntilKnown(ctx, a.Engine, &b); err != nil {
 			return err
 		}
@@ -414,14 +426,24 @@ func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) 
 		size += len(p.Value)
 	}
 	for i := range t.Pack.Nodes {
-		s.Blobs = append(s.Blobs, t.Pack.Nodes[i].Blobs()...)
+		n := &t.Pack.Nodes[i]
+		s.Blobs = append(s.Blobs, n.Blobs()...)
+		if stone, hidden := a.stones[[8]byte(n.ID[:])]; hidden {
+			s.Stones = append(s.Stones, stone)
+			delete(a.stones, stone.ID)
+		}
+	}
+	for _, k := range a.in.kept {
+		if k.Revision == t.Revision {
+			s.Kept = append(s.Kept, k)
+		}
 	}
 	for _, p := range t.Parts {
 		if p.Set == t.Revision && !head.IsDelta(p) && a.stored(p) {
 			s.Blobs = append(s.Blobs, p.Blob)
 		}
 	}
-	size += 200 * len(s.Blobs)
+	size += 200*len(s.Blobs) + 100*len(s.Stones) + 400*len(s.Kept)
 	if len(a.steps) > 0 && a.size+size > stockBytes {
 		if err := a.flush(ctx); err != nil {
 			return err
@@ -450,7 +472,12 @@ func (a *applier) flush(ctx context.Context) error {
 	if len(a.steps) == 0 {
 		return nil
 	}
-	next, err := a.Forward(ctx, a.in.target, a.head, a.steps)
+	// Checkpoints below the floor did not come.
+	floor := head.Revision(0)
+	if last := a.steps[len(a.steps)-1].Turn.Revision; a.in.floor > a.steps[0].Turn.Revision {
+		floor = min(a.in.floor, last+1)
+	}
+	next, err := a.Forward(ctx, a.in.target, a.head, a.steps, floor)
 	if err != nil {
 		return err
 	}
@@ -462,8 +489,10 @@ func (a *applier) flush(ctx context.Context) error {
 // takeRecords takes records.
 func (a *applier) takeRecords(ctx context.Context, records []*session.Record) error {
 	if a.arrival == nil {
-		a.records = append(a.records, records...)
-		return nil
+		if err := a.flush(ctx); err != nil || a.head == nil || a.in.made {
+			return err
+		}
+		return a.mergeRecords(ctx, records)
 	}
 	var pairs []engine.Pair
 	for _, r := range records {
@@ -487,9 +516,11 @@ func (a *applier) end(ctx context.Context) error {
 	if err := a.flush(ctx); err != nil {
 		return err
 	}
-	rest := &commit.Rest{Stones: a.stones, Kept: in.kept}
-	if in.floor > in.here.Revision+1 {
-		rest.Floor = in.floor
+	rest := &commit.Rest{Kept: in.kept}
+	for _, s := range a.stones {
+		if !s.Pruned { // What is pruned of what was here is a matter of this store.
+			rest.Stones = append(rest.Stones, s)
+		}
 	}
 	added, err := a.AddRest(ctx, in.target, rest)
 	a.changed = a.changed || added
@@ -503,7 +534,7 @@ func (a *applier) end(ctx context.Context) error {
 	return nil
 }
 
-// merge saves the metadata and sets the records that are newer in the bundle than here.
+// merge saves the metadata that are newer in the bundle than here.
 func (a *applier) merge(ctx context.Context) error {
 	s := a.in.target
 	about, err := a.About(ctx, s.Inc)
@@ -516,7 +547,20 @@ func (a *applier) merge(ctx context.Context) error {
 		}
 		a.changed = true
 	}
-	for some := range slices.Chunk(a.records, 100) {
+	return nil
+}
+
+// mergeRecords sets the records that are newer in the bundle than here.
+func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) error {
+	s := a.in.target
+	for len(records) > 0 {
+		n, size := 0, 0
+		for n < len(records) && n < 100 && (n == 0 || size+len(records[n].Value) <= stockBytes) {
+			size += len(records[n].Value) + len(records[n].Key)
+			n++
+		}
+		some := records[:n]
+		records = records[n:]
 		names := make([]string, len(some))
 		for i, r := range some {
 			names[i] = r.Key
@@ -555,6 +599,7 @@ func (a *applier) show(ctx context.Context) error {
 	in := a.in
 	about := *in.about
 	about.ID = in.id
+	about.Parent = head.Incarnation{} // Show sets that of a fork.
 	if in.parent > 0 {
 		about.Parent = a.sections[in.parent-1].target.Inc
 	}

@@ -18,10 +18,13 @@ import (
 // nodes only that are named out of turn: see namedBy.
 
 // each calls f for each frame of the spool, with the section that it belongs to. Data are read by f.
-func (r *reader) each(f func(in *incoming, kind byte, body []byte, frames *frameReader) error) error {
+func (r *reader) each(ctx context.Context, f func(in *incoming, kind byte, body []byte, frames *frameReader) error) error {
 	frames := &frameReader{r: bufio.NewReaderSize(r.spool.reader(), 64<<10)}
 	n := 0
 	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		kind, body, err := frames.next()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -107,7 +110,7 @@ func (r *reader) links(ctx context.Context) error {
 		}
 	}
 	var l *linker
-	return r.each(func(in *incoming, kind byte, body []byte, _ *frameReader) (err error) {
+	return r.each(ctx, func(in *incoming, kind byte, body []byte, _ *frameReader) (err error) {
 		switch kind {
 		case kindSection:
 			l = &linker{reader: r, in: in, shares: r.shares(in)}
@@ -188,6 +191,9 @@ func (l *linker) leaves(ctx context.Context) error {
 // view checks that the section shows no node of an ancestor that has no content.
 func (l *linker) view() error {
 	for _, s := range l.shares {
+		if l.views += len(s.of.erased); l.views > maxViews {
+			return &history.LimitError{Limit: "erased nodes that forks inherit", Where: "bundle", Have: int64(l.views), Max: maxViews}
+		}
 		for _, e := range s.of.erased {
 			if !l.hides(e.id) && s.layer.Has(e.at) {
 				return fmt.Errorf("%w: content of node %x, which it inherits", damage.ErrMissing, e.id)
@@ -196,6 +202,9 @@ func (l *linker) view() error {
 	}
 	return nil
 }
+
+// maxViews bounds how many nodes without content are looked at for all forks.
+const maxViews = 1 << 27
 
 // hides reports whether the section does not show the node whose id begins so.
 func (l *linker) hides(id [8]byte) bool {
@@ -230,7 +239,15 @@ func (l *linker) turn(ctx context.Context, t *history.Turn) error {
 		}
 		return l.depth(ctx, id)
 	}
+	if t.Turn != "" {
+		if err := l.once(turnTwin(t.Turn)); err != nil {
+			return err
+		}
+	}
 	for i := range nodes {
+		if err := l.once(nodes[i].ID); err != nil {
+			return err
+		}
 		n, err := of(nodes[i].Parent, i)
 		if err != nil {
 			return err
@@ -256,6 +273,19 @@ func (l *linker) turn(ctx context.Context, t *history.Turn) error {
 		l.left[key] = leaving{t.ID, t.Nodes}
 	}
 	l.base, l.last = t.Base(t.ID), last
+	return nil
+}
+
+// once fails if a suspect comes a second time.
+func (l *linker) once(id [32]byte) error {
+	key := suspect{l.in.number, id}
+	n, suspected := l.suspects[key]
+	if !suspected {
+		return nil
+	}
+	if l.suspects[key] = n + 1; n > 0 {
+		return malformed("a node or a turn id twice")
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,7 @@ type Options struct {
 const (
 	maxSections = 100_000
 	roomFor     = 4 << 20
+	roomBytes   = 64 // of a section for which as much room is taken as for a node
 )
 
 // A room counts what a bundle makes the process keep in memory.
@@ -134,10 +136,16 @@ type reader struct {
 	received []Received
 	changed  bool // something is visible
 
-	wanted map[graph.ID]bool      // nodes that are named out of turn
-	found  map[graph.ID][]place   // those of them that were found
-	ends   map[revisionOf]bool    // where forks leave their parents
+	wanted map[graph.ID]bool    // nodes that are named out of turn
+	found  map[graph.ID][]place // those of them that were found
+	ends   map[revisionOf]bool  // where forks leave their parents
+	ids    map[string]bool      // of the sessions
+	users  map[int][]*incoming  // the sessions that inherit from a copy, by the number of its section
+	twins  twins
 	left   map[revisionOf]leaving // what is there
+
+	suspects map[suspect]int // how often they were found
+	views    int             // how many nodes without content were looked at
 }
 
 // received reads a bundle to its end.
@@ -274,11 +282,11 @@ func (r *reader) inSection(ctx context.Context, kind byte, body []byte) error {
 		return err
 	case kindKept:
 		kept, err := decodeKept(body)
-		if err == nil && (len(c.in.kept) > 0 || c.in.copy) {
-			err = malformed("kept revisions in more than one frame")
+		if err == nil && (len(c.in.kept) > 0 || c.in.copy || c.turns > 0) {
+			err = malformed("kept revisions twice, or behind turns")
 		}
 		c.in.kept = kept
-		return err
+		return errors.Join(err, r.room.take(len(body)/roomBytes))
 	case kindBlob:
 		id, size, err := decodeBlobFrame(body)
 		if err != nil {
@@ -359,12 +367,16 @@ func (r *reader) begin(ctx context.Context, body []byte) error {
 	if err != nil {
 		return err
 	}
+	if err := r.room.take(1 + len(body)/roomBytes); err != nil {
+		return err
+	}
 	in := &incoming{section: s, number: len(r.sections), stones: map[[8]byte]uint64{}}
 	r.sections = append(r.sections, in)
 	if err := r.spooled.write(kindSection, body); err != nil {
 		return err
 	}
-	r.now = &checker{reader: r, in: in}
+	r.now = &checker{reader: r, in: in, twins: &r.twins}
+	r.twins.clear()
 	if s.copy {
 		r.now.state = head.Begin(head.Incarnation{}, nil)
 		return nil
@@ -382,6 +394,8 @@ type checker struct {
 	lacking map[string]bool   // the parts whose current version is not at hand
 	given   map[partSet]given // the versions that were received, and that no turn has set yet
 	known   map[blob.ID]head.Part
+	record  string // the key of the last record
+	twins   *twins
 }
 
 // begin finds the session that the section brings forward, and what the turns build on.
@@ -394,10 +408,12 @@ func (c *checker) begin(ctx context.Context) error {
 	if err := errors.Join(c.options.CheckID(in.id), c.options.CheckAbout(in.about)); err != nil {
 		return err
 	}
-	for _, other := range c.sections[:in.number] {
-		if !other.copy && other.id == in.id {
-			return malformed("session %q twice", in.id)
-		}
+	if c.ids[in.id] {
+		return malformed("session %q twice", in.id)
+	}
+	c.ids[in.id] = true
+	if in.copied > 0 {
+		c.users[in.copied-1] = append(c.users[in.copied-1], in)
 	}
 	if err := c.relatives(); err != nil {
 		return err
@@ -454,8 +470,8 @@ func (c *checker) relatives() error {
 			return malformed("fork of %q with other ancestors", p.about.ID)
 		}
 	}
-	if a := in.own(); a.Revision == 0 || a.Revision > p.end.last.Revision {
-		return malformed("fork of %q at revision %d of %d", p.about.ID, a.Revision, p.end.last.Revision)
+	if a := in.own(); a.Revision == 0 || a.Revision > p.end.last.Revision || a.Epoch > p.epoch {
+		return malformed("fork of %q at revision %d of %d, epoch %d of %d", p.about.ID, a.Revision, p.end.last.Revision, a.Epoch, p.epoch)
 	}
 	return nil
 }
@@ -589,6 +605,12 @@ func (c *checker) turn(ctx context.Context, t *history.Turn) error {
 	if err := c.checkNodes(ctx, t); err != nil {
 		return err
 	}
+	if err := c.checkSize(t); err != nil {
+		return err
+	}
+	if err := c.checkTwins(ctx, t); err != nil {
+		return err
+	}
 	for _, id := range namedBy(t, &before) {
 		if !c.wanted[id] {
 			c.wanted[id] = true
@@ -690,6 +712,104 @@ func (c *checker) checkNodes(ctx context.Context, t *history.Turn) error {
 	return nil
 }
 
+// checkSize checks that a turn fits a batch, as the commit that made it did.
+func (c *checker) checkSize(t *history.Turn) error {
+	most := c.Store.Limits.Bytes
+	size := 0
+	for _, v := range c.given {
+		if v.revision == t.Revision && v.base != v.revision {
+			size += int(v.size)
+		}
+	}
+	if n := history.SizeOf(t); n+size <= most {
+		return nil
+	}
+	_, vs, err := history.EncodeTurn(c.Space, head.Incarnation{}, t.Body(), &t.Pack)
+	if err != nil {
+		return malformed("%v", err)
+	}
+	for _, v := range vs {
+		size += len(v)
+	}
+	if size > most {
+		return &history.LimitError{Limit: "bytes", Where: "commit", Have: int64(size), Max: int64(most)}
+	}
+	return nil
+}
+
+// checkTwins notes nodes and turn ids that the section may have had before.
+func (c *checker) checkTwins(ctx context.Context, t *history.Turn) error {
+	for i := range t.Pack.Nodes {
+		if c.twins.maybe(t.Pack.Nodes[i].ID) {
+			if err := c.suspect(t.Pack.Nodes[i].ID); err != nil {
+				return err
+			}
+		}
+	}
+	if t.Turn != "" {
+		if id := turnTwin(t.Turn); c.twins.maybe(id) {
+			if err := c.suspect(id); err != nil {
+				return err
+			}
+		}
+	}
+	if c.in.since.Revision == 0 {
+		return nil
+	}
+	if t.Turn != "" {
+		if old, err := c.in.target.FindTurn(ctx, c.in.since.Revision, t.Turn); err != nil || old != nil {
+			return errors.Join(err, malformed("turn id %q of two commits", t.Turn))
+		}
+	}
+	for i := range t.Pack.Nodes {
+		_, _, err := c.in.target.Find(ctx, c.in.since.Revision, t.Pack.Nodes[i].ID)
+		if err == nil {
+			return malformed("node %s twice", t.Pack.Nodes[i].ID)
+		}
+		if !errors.Is(err, history.ErrNodeNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *checker) suspect(id [32]byte) error {
+	c.suspects[suspect{c.in.number, id}] = 0
+	return c.room.take(1)
+}
+
+// A suspect is a node or a turn id that a section may have twice.
+type suspect struct {
+	section int
+	id      [32]byte
+}
+
+// turnTwin stands for a turn id among twins.
+func turnTwin(turn string) [32]byte { return codec.BundleHash.Sum([]byte(turn)) }
+
+// twins is a set of ids in little memory (Bloom, CACM 1970): it may take an id for one that it has.
+type twins struct{ bits []uint64 }
+
+const twinBits = 1 << 25
+
+func (w *twins) clear() {
+	if w.bits == nil {
+		w.bits = make([]uint64, twinBits/64)
+	}
+	clear(w.bits)
+}
+
+// maybe adds an id, and reports whether it may have been there.
+func (w *twins) maybe(id [32]byte) bool {
+	there := true
+	for i := range 4 {
+		bit := binary.LittleEndian.Uint32(id[4*i:]) % twinBits
+		there = there && w.bits[bit/64]&(1<<(bit%64)) != 0
+		w.bits[bit/64] |= 1 << (bit % 64)
+	}
+	return there
+}
+
 // checkParts checks the versions of checkpoint parts that a turn sets.
 func (c *checker) checkParts(ctx context.Context, t *history.Turn) error {
 	for _, p := range t.Parts {
@@ -704,10 +824,13 @@ func (c *checker) checkParts(ctx context.Context, t *history.Turn) error {
 		}
 		key := partSet{p.Name, p.Set}
 		v, given := c.given[key]
+		if err := c.chained(&p); err != nil {
+			return err
+		}
 		switch {
 		case !given:
 			c.lacking[p.Name] = true
-		case v.id != p.Blob:
+		case v.id != p.Blob || v.length != p.Size:
 			return fmt.Errorf("%w: checkpoint part %q", damage.ErrHash, p.Name)
 		case v.base != p.Set && !c.follows(p.Name, v.version):
 			return fmt.Errorf("%w: what version %d of checkpoint part %q is relative to", damage.ErrMissing, p.Set, p.Name)
@@ -722,7 +845,18 @@ func (c *checker) checkParts(ctx context.Context, t *history.Turn) error {
 // A given is a version that was received, with the id of its content.
 type given struct {
 	*version
-	id blob.ID
+	id     blob.ID
+	length int64
+}
+
+// chained checks that a part that is set as a delta goes on with the chain of its version before.
+func (c *checker) chained(p *head.Part) error {
+	for i := range c.state.Parts {
+		if before := &c.state.Parts[i]; before.Name == p.Name && (before.Whole == p.Whole) {
+			return nil // The whole version that it began with is its own Whole.
+		}
+	}
+	return malformed("checkpoint part %q of revision %d is a delta of another chain", p.Name, p.Set)
 }
 
 // follows reports whether a part has, before the turn that is checked, the version that v is relative to.
@@ -760,7 +894,7 @@ func (c *checker) version(ctx context.Context, v *version) error {
 		return err
 	}
 	id := blob.Sum(content)
-	c.given[key] = given{v, id}
+	c.given[key] = given{v, id, int64(len(content))}
 	return c.contents.keep(ctx, &c.stock, id, content)
 }
 
@@ -829,6 +963,10 @@ func (c *checker) takeRecords(records []*session.Record) error {
 		if err := c.options.CheckRecord(r); err != nil {
 			return err
 		}
+		if r.Key <= c.record {
+			return malformed("record %.80q behind record %.80q", r.Key, c.record)
+		}
+		c.record = r.Key
 	}
 	return nil
 }

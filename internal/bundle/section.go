@@ -166,8 +166,10 @@ func (s *section) check() error {
 	switch {
 	case s.genesis.IsZero():
 		return malformed("session without a genesis")
-	case s.epoch >= 1<<48:
-		return malformed("epoch %d, floor %d", s.epoch, s.floor)
+	case s.epoch >= 1<<48 || s.bytes >= 1<<60:
+		return malformed("epoch %d, %d bytes", s.epoch, s.bytes)
+	case s.parent > 0 && s.about.Parent == (head.Incarnation{}):
+		return malformed("a parent of a session that has none")
 	case s.since.Revision == 0 && (s.about.Parent != (head.Incarnation{}) && !s.about.Detached) != (s.origin != nil):
 		return malformed("attached fork without an origin, or an origin of another session")
 	case s.origin == nil && (s.copied > 0 || s.sees != nil):
@@ -176,6 +178,8 @@ func (s *section) check() error {
 		return nil
 	case len(s.origin.Ancestors) == 0:
 		return malformed("fork without ancestors")
+	case s.own().Incarnation != s.about.Parent:
+		return malformed("fork of another session than its parent")
 	case s.sees != nil && s.parent == 0:
 		return malformed("fork of a session that is not in the bundle")
 	case s.sees == nil && s.copied == 0:

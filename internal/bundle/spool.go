@@ -99,7 +99,7 @@ func (k *stock) sizes(ctx context.Context, ids []blob.ID) ([]int64, error) {
 func (k *stock) write(ctx context.Context, r io.Reader, id blob.ID, size int64) error {
 	d, err := k.upload.Write(ctx, r, size)
 	if err != nil {
-		return err
+		return commit.Expired(err)
 	}
 	if d.ID != id {
 		return malformed("content of blob %s is that of %s", id, d.ID)

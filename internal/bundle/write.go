@@ -186,19 +186,10 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 		return nil, fmt.Errorf("%w: revision %d of session %q, which is at %d", history.ErrRevisionNotFound, from.Since, from.ID, state.Head.Revision)
 	}
 	s := &source{Session: opened, current: map[string]head.Part{}, needs: map[partSet]bool{}}
-	if s.head, _, err = s.Head(ctx); err != nil {
-		return nil, err
-	}
-	if s.hidden, err = s.AllTombstones(ctx); err != nil {
-		return nil, err
-	}
-	vs, err := b.Engine.Get(ctx, s.LifeKey)
-	if err != nil {
-		return nil, err
-	}
-	s.record = vs[0]
-	if s.life, err = s.DecodeLife(ctx, s.record); err != nil {
-		return nil, err
+	for steady := false; !steady; {
+		if steady, err = b.readLife(ctx, s); err != nil {
+			return nil, err
+		}
 	}
 	if s.kept, err = head.ReadKept(ctx, b.Engine, b.Space, s.Inc, s.life); err != nil {
 		return nil, err
@@ -212,6 +203,27 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 		}
 	}
 	return s, s.need(ctx)
+}
+
+// readLife reads the lifecycle record, the tombstones and the head of a session. It reports whether the record was the
+// same before and after.
+func (b *writer) readLife(ctx context.Context, s *source) (steady bool, err error) {
+	before, err := b.Engine.Get(ctx, s.LifeKey)
+	if err != nil {
+		return false, err
+	}
+	s.record = before[0]
+	if s.life, err = s.DecodeLife(ctx, s.record); err != nil {
+		return false, err
+	}
+	if s.hidden, err = s.AllTombstones(ctx); err != nil {
+		return false, err
+	}
+	var after [][]byte
+	if s.head, after, err = s.Head(ctx, s.LifeKey); err != nil {
+		return false, err
+	}
+	return bytes.Equal(after[0], s.record), nil
 }
 
 // need notes the versions of checkpoint parts below the floor that retained revisions have.
@@ -392,18 +404,29 @@ func (s *source) shares(p *source, at graph.Position) bool {
 	return l.Has(at)
 }
 
-// forget removes the content of those nodes of a turn of p that no session of the bundle shows.
-func (b *writer) forget(p *source, t *history.Turn) {
+// forget removes the content of those nodes of a turn of p that no session of the bundle shows. The error matches
+// history.ErrConflict if one of them shows a node that was erased since the bundle was begun.
+func (b *writer) forget(p *source, t *history.Turn) error {
 	for i := range t.Pack.Nodes {
 		n := &t.Pack.Nodes[i]
-		if n.Erased || !p.hidden.Has(n.ID) {
+		if !n.Erased && !p.hidden.Has(n.ID) {
 			continue
 		}
 		at := graph.Position{Revision: uint64(t.Revision), Index: i}
-		if !slices.ContainsFunc(b.sources, func(s *source) bool { return s.shows(p, at, n.ID) }) {
+		shown := slices.ContainsFunc(b.sources, func(s *source) bool { return s.shows(p, at, n.ID) })
+		switch {
+		case n.Erased && (shown || !p.hidden.Has(n.ID)):
+			return erased(p.ID, n.ID)
+		case !shown:
 			t.Pack.Erase(i)
 		}
 	}
+	return nil
+}
+
+// erased says that a node of a session was erased while the session was written.
+func erased(session string, id graph.ID) error {
+	return fmt.Errorf("%w: node %s of session %q was erased while it was written", history.ErrConflict, id, session)
 }
 
 // writeTurns writes the turns of a session, each after the blobs and versions that it needs.
@@ -411,7 +434,9 @@ func (b *writer) writeTurns(ctx context.Context, s *source) (*group, error) {
 	g := &group{b: b, base: s.since.Base}
 	of := history.Revisions{Inc: s.Inc, Name: s.Name, After: s.since.Revision, Last: s.head.Revision, Previous: s.since.Commit}
 	err := s.Reader.Turns(ctx, of, func(t *history.Turn) error {
-		b.forget(s, t)
+		if err := b.forget(s, t); err != nil {
+			return err
+		}
 		if err := b.writeContents(ctx, s, t); err != nil {
 			return err
 		}
@@ -435,18 +460,19 @@ type group struct {
 	turns, nodes uint64    // that were added
 	waiting      []history.Turn
 	size         int
+	together     int // as history.MaxTogether counts
 }
 
 const groupBytes = 512 << 10
 
 func (g *group) add(t *history.Turn) error {
-	size := history.SizeOf(t)
-	if len(g.waiting) > 0 && g.size+size > groupBytes {
+	size, n := history.SizeOf(t), 1+len(t.Pack.Nodes)+len(t.Parts)+len(t.Usage)+len(t.Labels)
+	if len(g.waiting) > 0 && (g.size+size > groupBytes || g.together+n > history.MaxTogether) {
 		if err := g.flush(); err != nil {
 			return err
 		}
 	}
-	g.waiting, g.size = append(g.waiting, *t), g.size+size
+	g.waiting, g.size, g.together = append(g.waiting, *t), g.size+size, g.together+n
 	g.turns, g.nodes = g.turns+1, g.nodes+uint64(len(t.Pack.Nodes))
 	for i := range t.Pack.Nodes {
 		g.b.written.Content += int64(len(t.Pack.Nodes[i].Inline))
@@ -462,7 +488,7 @@ func (g *group) flush() error {
 		return err
 	}
 	last := &g.waiting[len(g.waiting)-1]
-	g.base, g.waiting, g.size = last.Base(last.ID), nil, 0
+	g.base, g.waiting, g.size, g.together = last.Base(last.ID), nil, 0, 0
 	return nil
 }
 
@@ -624,6 +650,9 @@ func (b *writer) writeCopy(ctx context.Context, c *inherited) error {
 		out := history.Copied(t, parts, cut, &end, unseen)
 		for i := range out.Pack.Nodes {
 			n := &out.Pack.Nodes[i]
+			if n.Erased && !unseen(n.ID) {
+				return erased(c.viewers[0].ID, n.ID)
+			}
 			if !n.Blob.IsZero() {
 				if err := b.writeBlob(ctx, n.Blob, n.Size); err != nil {
 					return err

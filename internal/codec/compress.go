@@ -2,7 +2,6 @@ package codec
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -111,7 +110,7 @@ func Expand(data []byte, base *Pieces, limit int) (*Pieces, error) {
 		return NewPieces(out), err
 	}
 	if base == nil {
-		return nil, errors.New("delta without its base")
+		return nil, fmt.Errorf("%w: delta without its base", damage.ErrMalformed)
 	}
 	out, err := patch(data, base, int(size))
 	if err != nil {

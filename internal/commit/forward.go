@@ -22,12 +22,14 @@ type Step struct {
 	Versions []engine.Pair // of the checkpoint parts that the turn sets as deltas
 	Blobs    []blob.ID     // that the turn refers to
 	Older    []graph.ID    // nodes that it names, which earlier steps have not added, besides the leaf before it
+	Stones   []Stone       // of its nodes
+	Kept     []head.Kept   // names of its revision
 }
 
 // Forward adds turns to a session in one batch, which the caller keeps small enough. The first one has to follow h, the
-// head. It returns the head after them. The error is history.ErrConflict if the head has
+// head. The floor rises to the one that is given. Forward returns the head after them. The error is history.ErrConflict if the head has
 // moved, ErrBlobGone if a blob is not stored any more, and history.ErrNodeNotFound if a node that a turn names is pruned.
-func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.Head, steps []Step) (*head.Head, error) {
+func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.Head, steps []Step, floor head.Revision) (*head.Head, error) {
 	next := *h
 	for i := range steps {
 		t := &steps[i].Turn
@@ -58,7 +60,7 @@ func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.He
 		b := &engine.Batch{}
 		_, record := s.Seen()
 		b.Guard(s.HeadKey, record)
-		if err := st.forward(ctx, b, s, now, &after, steps); err != nil {
+		if err := st.forward(ctx, b, s, now, &after, steps, floor); err != nil {
 			return err
 		}
 		value = after.Encode(s.HeadKey)
@@ -77,7 +79,7 @@ func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.He
 }
 
 // forward adds to b what the steps write besides the head.
-func (st *Lifecycle) forward(ctx context.Context, b *engine.Batch, s *history.Session, now, after *head.Head, steps []Step) error {
+func (st *Lifecycle) forward(ctx context.Context, b *engine.Batch, s *history.Session, now, after *head.Head, steps []Step, floor head.Revision) error {
 	if now.Collected {
 		b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
 	}
@@ -88,6 +90,8 @@ func (st *Lifecycle) forward(ctx context.Context, b *engine.Batch, s *history.Se
 		return err
 	}
 	var older []graph.ID
+	var stones []Stone
+	var kept []head.Kept
 	for i := range steps {
 		step := &steps[i]
 		ks, vs, err := history.EncodeTurn(st.Space, s.Inc, step.Turn.Body(), &step.Turn.Pack)
@@ -103,10 +107,10 @@ func (st *Lifecycle) forward(ctx context.Context, b *engine.Batch, s *history.Se
 		if now.Tells() {
 			feed.Tell(b, st.Space, after, feed.Change{Kind: feed.Committed, Session: s.ID, Revision: step.Turn.Revision}, 0, st.Now())
 		}
-		older = append(older, step.Older...)
+		older, stones, kept = append(older, step.Older...), append(stones, step.Stones...), append(kept, step.Kept...)
 	}
 	head.MoveInLists(b, st.Space, s.Inc, s.Hash, s.Place(), after.Time)
-	if len(older) == 0 {
+	if len(older)+len(stones)+len(kept) == 0 && floor == 0 {
 		return nil
 	}
 	_, err := history.Read(ctx, s, func(l *history.Lifecycles) (none struct{}, err error) {
@@ -116,8 +120,17 @@ func (st *Lifecycle) forward(ctx context.Context, b *engine.Batch, s *history.Se
 			}
 		}
 		next := l.Own.Next()
+		extra := engine.Batch{}
+		next.Floor = max(next.Floor, floor)
+		if _, err := st.addStones(ctx, s, stones, &next, &extra); err != nil {
+			return none, err
+		}
+		if _, err := st.addKept(ctx, s, kept, l.Own, &next, &extra); err != nil {
+			return none, err
+		}
 		b.Guard(l.Keys[0], l.Values[0])
 		b.Set(l.Keys[0], next.Encode(l.Keys[0]))
+		b.Sets = append(b.Sets, extra.Sets...)
 		return none, nil
 	})
 	return err
@@ -178,8 +191,7 @@ func (st *Lifecycle) attach(ctx context.Context, b *engine.Batch, s *history.Ses
 // A Rest is what a session has got elsewhere besides commits.
 type Rest struct {
 	Stones []Stone
-	Kept   []head.Kept
-	Floor  head.Revision // what is pruned below, there
+	Kept   []head.Kept // Those of revisions that are pruned here are left out.
 }
 
 // AddRest adds to a session what it does not have of r, and reports whether it has added something. The epochs of
@@ -221,27 +233,38 @@ func (st *Lifecycle) addRest(ctx context.Context, s *history.Session, stones []S
 			return false, err
 		}
 	}
-	kept, err := head.ReadKept(ctx, st.Engine, st.Space, s.Inc, next)
+	kept, err := st.addKept(ctx, s, r.Kept, next, next, b)
 	if err != nil {
 		return false, err
 	}
-	needed = hidden
-	for _, k := range r.Kept {
-		if slices.Contains(kept, k) {
+	needed = hidden || kept
+	b.Reclaim = true
+	b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
+	return needed, nil
+}
+
+// addKept makes b keep those revisions that are retained here, or new, and that have not these names. It reports whether
+// there are any. life is the lifecycle record that stands.
+func (st *Lifecycle) addKept(ctx context.Context, s *history.Session, add []head.Kept, life, next *head.Life, b *engine.Batch) (added bool, err error) {
+	if len(add) == 0 {
+		return false, nil
+	}
+	kept, err := head.ReadKept(ctx, st.Engine, st.Space, s.Inc, life)
+	if err != nil {
+		return false, err
+	}
+	for _, k := range add {
+		retained := k.Revision >= life.Floor || slices.ContainsFunc(kept, func(old head.Kept) bool { return old.Revision == k.Revision })
+		if !retained || slices.Contains(kept, k) {
 			continue
 		}
 		isNew := !slices.ContainsFunc(kept, func(old head.Kept) bool { return old.Name == k.Name })
 		if err := history.KeepRevision(s, k, isNew, st.Store.Limits.Kept, next, b); err != nil {
 			return false, err
 		}
-		needed = true
+		added = true
 	}
-	if r.Floor > next.Floor {
-		next.Floor, needed = r.Floor, true
-	}
-	b.Reclaim = true
-	b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
-	return needed, nil
+	return added, nil
 }
 
 // addStones makes b set those tombstones that the session does not have, and reports whether there are any.

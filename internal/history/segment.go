@@ -134,13 +134,17 @@ func appendTurns(e *codec.Encoder, payloads []byte, turns []Turn, before head.Ba
 	return payloads
 }
 
-// decodeTurns decodes n turns that appendTurns has encoded, derives their ids, and returns the rest of payloads.
-func decodeTurns(d *codec.Decoder, payloads []byte, n int, before head.Base) (turns []Turn, rest []byte, err error) {
-	turns = make([]Turn, 0, n)
+// decodeTurns decodes n turns that appendTurns has encoded, derives their ids, and returns the rest of payloads. It fails
+// if they have more than most nodes, parts, entries of usage and labels together.
+func decodeTurns(d *codec.Decoder, payloads []byte, n, most int, before head.Base) (turns []Turn, rest []byte, err error) {
+	turns = make([]Turn, 0, min(n, 1024))
 	for len(turns) < n && d.Err() == nil {
 		d.Shape(9)
 		t := Turn{Commit: *head.DecodeCompact(d, &before)}
 		t.Pack, payloads = graph.Decode(d, payloads, uint64(t.Revision))
+		if most -= len(t.Pack.Nodes) + len(t.Parts) + len(t.Usage) + len(t.Labels); most < 0 {
+			d.Fail("too much in %d turns", n)
+		}
 		if d.Err() != nil {
 			break
 		}
@@ -166,13 +170,17 @@ func EncodeTurns(turns []Turn, before head.Base) []byte {
 	return append(append(raw, e.B...), payloads...)
 }
 
+// MaxTogether bounds the turns that DecodeTurns decodes, and their nodes, parts, entries of usage and labels together: a
+// turn has fewer. So what is decoded takes a few times the memory of what is encoded.
+const MaxTogether = 8 << 10
+
 // DecodeTurns decodes what EncodeTurns has made, and derives the ids of all nodes and commits. The turns alias raw.
 func DecodeTurns(raw []byte, before head.Base) ([]Turn, error) {
 	d, payloads, err := split(raw, 1)
 	if err != nil {
 		return nil, err
 	}
-	turns, payloads, err := decodeTurns(&d, payloads, d.Array(maxTurns), before)
+	turns, payloads, err := decodeTurns(&d, payloads, d.Array(MaxTogether), MaxTogether, before)
 	if err == nil && len(payloads) > 0 {
 		d.Fail("%d bytes of payloads too many", len(payloads))
 	}
@@ -358,7 +366,7 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	if d.Err() != nil { // The header alone can announce a million turns.
 		return d.Err()
 	}
-	if s.Turns, payloads, err = decodeTurns(&d, payloads, int(h.last-h.first+1), s.Before); err != nil {
+	if s.Turns, payloads, err = decodeTurns(&d, payloads, int(h.last-h.first+1), maxSegment, s.Before); err != nil {
 		return err
 	}
 	if len(payloads) > 0 {
