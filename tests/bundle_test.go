@@ -824,3 +824,166 @@ func TestBU7_ABundleExpandsToNoMoreThanItMay(t *testing.T) {
 	unbundle(t, st, b)
 	verify(t, st)
 }
+
+// partOf returns a commit of a checkpoint part that is stored whole.
+func partOf(r int) turnstone.Commit {
+	return turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", r)), Checkpoint: map[string][]byte{"p": random(6000, uint64(r))}}
+}
+
+// What the other side has pruned is pruned here in the batch that brings it, so a call that is cut off leaves nothing that
+// can't be read.
+func TestBU2_TheFloorComesWithTheCommits(t *testing.T) {
+	_, from := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	for r := range 3 {
+		commitTo(t, s, partOf(r))
+	}
+	start := bundleOf(t, from, turnstone.Bundled{ID: "a"})
+	for r := range 40 {
+		c := partOf(3 + r)
+		c.Nodes[0].Payload = random(60_000, uint64(r)) // so that there are several batches
+		if r == 10 {
+			c.Keep = "kept"
+		}
+		commitTo(t, s, c)
+	}
+	prune(t, s, 2)
+	vacuum(t, from)
+	more := bundleOf(t, from, turnstone.Bundled{ID: "a", Since: 3})
+	for n := 1; ; n++ {
+		m := memory.New()
+		unbundle(t, openStore(t, m, nil), start)
+		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		_, err := st.Unbundle(ctx, bytes.NewReader(more), turnstone.UnbundleOptions{})
+		again := openStore(t, m, nil)
+		verify(t, again)
+		vacuum(t, again)
+		verify(t, again)
+		unbundle(t, again, more)
+		sameThere(t, from, again, true, "a")
+		verify(t, again)
+		if err == nil {
+			break
+		}
+	}
+}
+
+// A name for a revision that is pruned here does not come, and what is pruned there of what is here is shown here.
+func TestBU2_WhatIsHereIsPrunedHereOnly(t *testing.T) {
+	_, there := onMemory(t, nil)
+	_, here := onMemory(t, nil)
+	s := create(t, there, turnstone.Request{ID: "a"})
+	root := commitTo(t, s, partOf(0)).Nodes[0]
+	side := commitTo(t, s, partOf(1)).Nodes[0]
+	c := partOf(2)
+	c.Nodes[0].Parent = turnstone.RefTo(root)
+	commitTo(t, s, c)
+	for r := range 3 {
+		commitTo(t, s, partOf(3+r))
+	}
+	b := bundleOf(t, there, turnstone.Bundled{ID: "a"})
+	unbundle(t, here, b)
+	mine := session(t, here, "a")
+	prune(t, mine, 1)
+	vacuum(t, here)
+	must(t, s.Keep(ctx, "pruned here", 2))
+	commitTo(t, s, partOf(6))
+	unbundle(t, here, bundleOf(t, there, turnstone.Bundled{ID: "a", Since: 6}))
+	if kept, err := mine.Kept(ctx); err != nil || len(kept) > 0 {
+		t.Error(kept, err)
+	}
+	verify(t, here)
+
+	_, other := onMemory(t, nil)
+	unbundle(t, other, b)
+	theirs := session(t, other, "a")
+	commitTo(t, theirs, turnstone.Commit{Nodes: sayingAfter(side, []byte("goes on"))})
+	must(t, s.Release(ctx, "pruned here"))
+	_, third := onMemory(t, nil)
+	unbundle(t, third, b)
+	prune(t, session(t, third, "a"), 1)
+	vacuum(t, third) // It prunes the side branch.
+	unbundle(t, other, bundleOf(t, third, turnstone.Bundled{ID: "a"}))
+	state, err := theirs.Load(ctx, turnstone.Scope{})
+	must(t, err)
+	if len(state.Nodes) != 3 {
+		t.Errorf("%d nodes on the path, want 3", len(state.Nodes))
+	}
+	verify(t, other)
+}
+
+// Parts and records are brought in batches that have room for them.
+func TestBU2_ManyLargePartsAndRecordsComeForward(t *testing.T) {
+	_, from := onMemory(t, nil)
+	_, to := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	unbundle(t, to, bundleOf(t, from, turnstone.Bundled{ID: "a"}))
+	parts := map[string][]byte{}
+	for i := range 60 {
+		parts[fmt.Sprint("p", i)] = random(50_000, uint64(i))
+		if len(parts)%20 == 0 {
+			commitTo(t, s, turnstone.Commit{Checkpoint: parts})
+		}
+	}
+	next := map[string][]byte{}
+	for name, content := range parts {
+		next[name] = append(slices.Clone(content), 'x')
+	}
+	commitTo(t, s, turnstone.Commit{Checkpoint: next})
+	prune(t, s, 1) // Their versions come whole.
+	for i := range 60 {
+		change(t, s, turnstone.RecordChange{Key: fmt.Sprint("r", i), Value: random(60_000, uint64(i))})
+	}
+	vacuum(t, from)
+	unbundle(t, to, bundleOf(t, from, turnstone.Bundled{ID: "a"}))
+	verify(t, to)
+	got, err := session(t, to, "a").Checkpoint(ctx, 0)
+	if err != nil || len(got) != len(next) {
+		t.Fatal(len(got), err)
+	}
+	for name, content := range next {
+		if !bytes.Equal(got[name], content) {
+			t.Error(name)
+		}
+	}
+	for i := range 60 {
+		if r, err := session(t, to, "a").Record(ctx, fmt.Sprint("r", i)); err != nil || len(r.Value) != 60_000 {
+			t.Error(err)
+		}
+	}
+}
+
+// What is erased while a bundle is written makes it fail, rather than be refused elsewhere.
+func TestBU6_AnErasureBesideIsAConflict(t *testing.T) {
+	for n := 1; ; n++ {
+		m, beside := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+		s := create(t, beside, turnstone.Request{ID: "a"}, []byte("one"), random(9000, 1), []byte("three"))
+		state, err := s.Load(ctx, turnstone.Scope{})
+		must(t, err)
+		armed, reads, hit := false, 0, false
+		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
+			if armed {
+				if reads++; reads == n {
+					armed, hit = false, true
+					_, err := s.Erase(ctx, turnstone.EraseOptions{}, state.Nodes[1].ID)
+					must(t, err)
+				}
+			}
+			return enginetest.Fault{}
+		}}, &turnstone.Options{NoAutoSeal: true})
+		armed = true
+		var b bytes.Buffer
+		_, err = st.Bundle(ctx, &b, turnstone.Bundled{ID: "a"})
+		switch {
+		case err == nil:
+			_, to := onMemory(t, nil)
+			unbundle(t, to, b.Bytes())
+			verify(t, to)
+		case !errors.Is(err, turnstone.ErrConflict):
+			t.Errorf("call %d: %v", n, err)
+		}
+		if !hit {
+			break
+		}
+	}
+}

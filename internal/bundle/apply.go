@@ -43,14 +43,14 @@ func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) 
 	r.spooled = frameWriter{w: r.spool}
 	defer func() { _ = up.Abandon(context.WithoutCancel(ctx)) }() // What sessions refer to by now stays.
 	if err := r.receive(ctx, from); err != nil {
-		return nil, public(err)
+		return nil, r.orGone(ctx, public(err))
 	}
 	r.contents = contents{}
 	if err := r.links(ctx); err != nil {
-		return nil, public(err)
+		return nil, r.orGone(ctx, public(err))
 	}
 	if err := r.decide(ctx); err != nil {
-		return nil, err
+		return nil, r.orGone(ctx, err)
 	}
 	// What is done stays done, whatever comes then.
 	changed := history.Change{}
@@ -69,8 +69,25 @@ func Read(ctx context.Context, st *commit.Lifecycle, from io.Reader, o Options) 
 			err = fmt.Errorf("%w: %w", history.ErrConflict, err)
 		}
 		changed.Partly = r.changed
-		return r.received, changed.Result(err)
+		return r.received, changed.Result(r.orGone(ctx, err))
 	}
+}
+
+// orGone returns err, or history.ErrSessionDeleted if err says that something is damaged and a session was deleted meanwhile.
+func (r *reader) orGone(ctx context.Context, err error) error {
+	var corrupt *damage.CorruptError
+	if !errors.As(err, &corrupt) {
+		return err
+	}
+	for _, in := range r.sections {
+		if in.target == nil {
+			continue
+		}
+		if _, gone := in.target.Lifecycles(ctx); errors.Is(gone, history.ErrSessionDeleted) {
+			return gone
+		}
+	}
+	return err
 }
 
 // isBeside reports whether err may come of what others have done meanwhile: a vacuum has removed what was written of a

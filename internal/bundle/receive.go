@@ -39,7 +39,7 @@ type Options struct {
 const (
 	maxSections = 100_000
 	roomFor     = 4 << 20
-	roomBytes   = 64 // of a section for which as much room is taken as for a node
+	roomBytes   = 16 // of a section for which as much room is taken as for a node
 )
 
 // A room counts what a bundle makes the process keep in memory.
@@ -788,15 +788,27 @@ type suspect struct {
 func turnTwin(turn string) [32]byte { return codec.BundleHash.Sum([]byte(turn)) }
 
 // twins is a set of ids in little memory (Bloom, CACM 1970): it may take an id for one that it has.
-type twins struct{ bits []uint64 }
+type twins struct {
+	bits []uint64
+	set  []uint32 // the first words that are not zero
+}
 
-const twinBits = 1 << 25
+const (
+	twinBits = 1 << 25
+	twinSet  = 1 << 12
+)
 
 func (w *twins) clear() {
-	if w.bits == nil {
+	switch {
+	case w.bits == nil:
 		w.bits = make([]uint64, twinBits/64)
+	case len(w.set) == twinSet:
+		clear(w.bits)
 	}
-	clear(w.bits)
+	for _, at := range w.set {
+		w.bits[at] = 0
+	}
+	w.set = w.set[:0]
 }
 
 // maybe adds an id, and reports whether it may have been there.
@@ -805,6 +817,9 @@ func (w *twins) maybe(id [32]byte) bool {
 	for i := range 4 {
 		bit := binary.LittleEndian.Uint32(id[4*i:]) % twinBits
 		there = there && w.bits[bit/64]&(1<<(bit%64)) != 0
+		if w.bits[bit/64] == 0 && len(w.set) < twinSet {
+			w.set = append(w.set, bit/64)
+		}
 		w.bits[bit/64] |= 1 << (bit % 64)
 	}
 	return there
