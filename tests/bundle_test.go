@@ -25,6 +25,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/bundle"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -364,6 +365,38 @@ func TestBU1_ABundleHasEverythingOfItsSessions(t *testing.T) {
 			}
 			verify(t, to)
 		})
+	}
+}
+
+// Bundles go from any engine to any other.
+func TestBU1_BundlesGoBetweenAllEngines(t *testing.T) {
+	stores := map[string]*turnstone.Store{}
+	var names []string
+	for name, start := range storetest.Engines {
+		e, err := start(t)()
+		must(t, err)
+		t.Cleanup(func() { e.Close() })
+		stores[name], names = openStore(t, e, nil), append(names, name)
+	}
+	slices.Sort(names)
+	p := newPast(t, stores[names[0]], 11)
+	for range 40 {
+		p.step()
+	}
+	var all []turnstone.Bundled
+	for _, id := range p.ids {
+		all = append(all, turnstone.Bundled{ID: id})
+	}
+	for i, name := range names[1:] {
+		unbundle(t, stores[name], bundleOf(t, stores[names[i]], all...))
+		sameThere(t, stores[names[i]], stores[name], i > 0, p.ids...)
+		verify(t, stores[name])
+		// What has arrived goes on, and comes back.
+		s := session(t, stores[name], p.ids[0])
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte(name))})
+		unbundle(t, stores[names[i]], bundleOf(t, stores[name], turnstone.Bundled{ID: p.ids[0]}))
+		sameThere(t, stores[name], stores[names[i]], false, p.ids[0])
+		verify(t, stores[names[i]])
 	}
 }
 
