@@ -1,6 +1,7 @@
 package turnstone_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -410,4 +411,46 @@ func ExampleUpdate() {
 	}
 	fmt.Printf("%s at revision %d\n", state.Nodes[0].Payload, state.Revision)
 	// Output: xxx at revision 3
+}
+
+// A session goes to another store as a file, and has the same ids there.
+func ExampleStore_Bundle() {
+	ctx := context.Background()
+	here, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer here.Close()
+	there, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer there.Close()
+	session, _, err := here.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("hello")}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var file bytes.Buffer
+	if _, err := here.Bundle(ctx, &file, turnstone.Bundled{ID: "chat"}); err != nil {
+		log.Fatal(err)
+	}
+	report, err := there.Unbundle(ctx, &file, turnstone.UnbundleOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	copied, err := there.Session(ctx, "chat")
+	if err != nil {
+		log.Fatal(err)
+	}
+	state, err := copied.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(report.Sessions[0].Created, state.Commit == result.Commit, string(state.Nodes[0].Payload))
+	// Output:
+	// true true hello
 }
