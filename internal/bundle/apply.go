@@ -130,7 +130,7 @@ func (r *reader) decideOn(ctx context.Context, in *incoming) error {
 		if in.since.Revision > 0 {
 			return err
 		}
-		in.target, in.here = nil, head.Base{}
+		in.target, in.here, in.decided = nil, head.Base{}, true
 		return nil
 	}
 	if err != nil {
@@ -138,6 +138,9 @@ func (r *reader) decideOn(ctx context.Context, in *incoming) error {
 	}
 	if head.Genesis(target.Inc, target.Origin) != in.genesis {
 		return fmt.Errorf("%w: another session is called %q here", commit.ErrExists, in.id)
+	}
+	if !in.decided {
+		in.from, in.decided = state.Head.Revision, true
 	}
 	moved := in.target == nil || in.target.Inc != target.Inc || in.here != state.Head.Base
 	in.target, in.here = target, state.Head.Base
@@ -373,16 +376,15 @@ func (a *applier) version(ctx context.Context, v *version, frames *frameReader) 
 	if a.arrival != nil {
 		return a.arrival.Store(ctx, append(others, first))
 	}
-	// Without the first pair the others have no effect.
 	for len(others) > 0 {
-		var b engine.Batch
-		for len(others) > 0 && (b.Ops() == 0 || b.Bytes()+len(others[0].Value) <= stockBytes) {
-			b.Set(others[0].Key, others[0].Value)
-			others = others[1:]
+		n, size := 0, 0
+		for n < len(others) && (n == 0 || size+len(others[n].Value) <= stockBytes) {
+			size, n = size+len(others[n].Value), n+1
 		}
-		if _, err := engine.ApplyUntilKnown(ctx, a.Engine, &b); err != nil {
+		if err := a.StoreAhead(ctx, a.in.target, others[:n]); err != nil {
 			return err
 		}
+		others = others[n:]
 	}
 	a.versions[v.revision] = append(a.versions[v.revision], first)
 	return nil
@@ -547,8 +549,16 @@ func (a *applier) end(ctx context.Context) error {
 	if err := a.merge(ctx); err != nil {
 		return err
 	}
-	a.received = append(a.received, Received{ID: in.id, Session: in.target, From: in.here.Revision, To: a.head.Revision})
+	a.report(Received{ID: in.id, Session: in.target, From: in.from, To: a.head.Revision})
 	return nil
+}
+
+// report says once what was done with a session.
+func (a *applier) report(r Received) {
+	if !a.in.reported {
+		a.in.reported = true
+		a.received = append(a.received, r)
+	}
 }
 
 // merge saves the metadata that are newer in the bundle than here.
@@ -637,7 +647,7 @@ func (a *applier) show(ctx context.Context) error {
 	}
 	in.target, in.here, in.made = s, a.arrival.End().Base, true
 	a.changed = true
-	a.received = append(a.received, Received{ID: in.id, Session: s, Created: true, To: in.here.Revision})
+	a.report(Received{ID: in.id, Session: s, Created: true, To: in.here.Revision})
 	return nil
 }
 

@@ -80,6 +80,9 @@ type incoming struct {
 	here   head.Base        // where it stands
 	meets  head.CommitID    // what the bundle says of the revision at which it stands, or zero if it does not have that
 	made   bool             // this call has made the session
+
+	decided, reported bool          // once decide and report have come to it
+	from              head.Revision // where it stood first
 }
 
 // An erasedNode is a node without content.

@@ -26,6 +26,19 @@ type Step struct {
 	Kept     []head.Kept   // names of its revision
 }
 
+// StoreAhead stores values of versions of checkpoint parts, which have no effect before a step stores the first one of each.
+func (st *Lifecycle) StoreAhead(ctx context.Context, s *history.Session, pairs []engine.Pair) error {
+	return history.Settle(ctx, st.Engine, func(c *history.Change) error {
+		l, err := s.Lifecycles(ctx)
+		if err != nil {
+			return err
+		}
+		b := &engine.Batch{Sets: pairs}
+		b.Guard(l.Keys[0], l.Values[0]) // No vacuum has removed the session.
+		return c.Apply(ctx, b)
+	})
+}
+
 // Forward adds turns to a session in one batch, which the caller keeps small enough. The first one has to follow h, the
 // head. The floor rises to the one that is given. Forward returns the head after them. The error is history.ErrConflict if the head has
 // moved, ErrBlobGone if a blob is not stored any more, and history.ErrNodeNotFound if a node that a turn names is pruned.
