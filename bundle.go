@@ -196,7 +196,7 @@ type Point struct {
 }
 
 // A DivergedError says that a session here and the one in a bundle have gone different ways. It matches ErrDiverged, and
-// nothing was changed.
+// the session was not changed. If others of the bundle were, the error matches ErrIncomplete as well.
 type DivergedError struct {
 	Session string `json:"session"`
 	Here    Point  `json:"here"`   // where the session stands in this store

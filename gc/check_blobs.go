@@ -129,17 +129,25 @@ func (v *visit) all(ctx context.Context, hashes iter.Seq[keys.Hash]) error {
 // it began with if there is no bookmark, as parts that later commits set, and by nodes. It stops
 // at damage of the history, which Verify names.
 func (v *visit) unread(ctx context.Context, inc head.Incarnation) error {
-	markKey, originKey := v.space.Bookmark(inc), v.space.Origin(inc)
-	vs, err := v.get(ctx, markKey, originKey)
+	markKey, originKey, lifeKey := v.space.Bookmark(inc), v.space.Origin(inc), v.space.Life(inc)
+	vs, err := v.get(ctx, markKey, originKey, lifeKey)
 	if err != nil {
 		return err
 	}
-	var m bookmark
-	if vs[0] != nil {
+	m, known := bookmark{}, vs[0] != nil
+	if known {
 		if m, err = decodeBookmark(markKey, vs[0]); err != nil {
 			return nil
 		}
-	} else if o, err := head.DecodeOrigin(originKey, vs[1]); err == nil {
+		if life, err := head.DecodeLife(lifeKey, vs[2]); err == nil && life.State == head.Live && !m.live() {
+			m, known = bookmark{}, false // It was hidden when the bookmark was written.
+		}
+	}
+	if !known {
+		o, err := head.DecodeOrigin(originKey, vs[1])
+		if err != nil {
+			o = nil
+		}
 		for _, p := range v.inherited(o) {
 			if err := v.blob(ctx, p.blob); err != nil {
 				return err

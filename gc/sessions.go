@@ -234,6 +234,9 @@ func (cy *cycle) view(ctx context.Context, inc head.Incarnation) (*view, error) 
 		return nil, err
 	}
 	v.guards = []engine.Pair{life}
+	if v.life.State == head.Live && v.known && !v.mark.live() {
+		v.mark, v.known = unread(), false // It came in a bundle, and was hidden when it was seen before.
+	}
 	if v.life.State == head.Deleted {
 		v.target = v.life.Floor - 1
 		v.held, err = cy.held(ctx, v)

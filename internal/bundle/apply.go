@@ -463,12 +463,13 @@ func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) 
 		}
 	}
 	size += 200*len(s.Blobs) + 100*len(s.Stones) + 400*len(s.Kept)
-	if len(a.steps) > 0 && a.size+size > stockBytes {
+	// Between two batches the session stands at a revision whose checkpoint is there.
+	if len(a.steps) > 0 && a.size+size > stockBytes && !a.lacks(t.Revision-1) {
 		if err := a.flush(ctx); err != nil {
 			return err
 		}
 	}
-	for _, id := range namedBy(t, before) {
+	for _, id := range append(namedBy(t, before), lastOf(t, before)...) {
 		if !a.added[id] {
 			s.Older = append(s.Older, id)
 		}
@@ -479,6 +480,18 @@ func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) 
 	a.steps, a.size = append(a.steps, s), a.size+size
 	return nil
 }
+
+// lastOf returns the last node before a turn, if the turn goes on from it and it is not the leaf.
+func lastOf(t *history.Turn, before *head.Base) []graph.ID {
+	names := t.Leaf == before.Last || slices.ContainsFunc(t.Pack.Nodes, func(n graph.Node) bool { return n.Parent == before.Last })
+	if !names || before.Last == before.Leaf || before.Last.IsZero() {
+		return nil
+	}
+	return []graph.ID{before.Last}
+}
+
+// lacks reports whether the checkpoint of a revision need not be in the bundle: it was pruned there.
+func (a *applier) lacks(r head.Revision) bool { return r > a.in.here.Revision && r < a.in.floor }
 
 // stored reports whether the content of a part, which is a blob, is at hand: that of a pruned revision need not be.
 func (a *applier) stored(p head.Part) bool {
@@ -491,12 +504,21 @@ func (a *applier) flush(ctx context.Context) error {
 	if len(a.steps) == 0 {
 		return nil
 	}
-	// Checkpoints below the floor did not come.
 	floor := head.Revision(0)
-	if last := a.steps[len(a.steps)-1].Turn.Revision; a.in.floor > a.steps[0].Turn.Revision {
-		floor = min(a.in.floor, last+1)
+	if a.lacks(a.steps[0].Turn.Revision) {
+		floor = a.in.floor
+		for _, k := range a.in.kept { // before they are pruned
+			if k.Revision <= a.in.here.Revision {
+				a.steps[0].Kept = append(a.steps[0].Kept, k)
+			}
+		}
 	}
 	next, err := a.Forward(ctx, a.in.target, a.head, a.steps, floor)
+	var limit *history.LimitError
+	if errors.As(err, &limit) && floor > 0 {
+		err = fmt.Errorf("%w: %d to %d, which do not fit one batch (%w); delete the session here, or unbundle all of it under another id",
+			history.ErrRevisionPruned, a.steps[0].Turn.Revision, floor-1, limit)
+	}
 	if err != nil {
 		return err
 	}
@@ -563,18 +585,9 @@ func (a *applier) report(r Received) {
 
 // merge saves the metadata that are newer in the bundle than here.
 func (a *applier) merge(ctx context.Context) error {
-	s := a.in.target
-	about, err := a.About(ctx, s.Inc)
-	if err != nil {
-		return err
-	}
-	if about != nil && a.in.about.Updated.After(about.Updated) {
-		if err := a.SaveMetadata(ctx, s, &a.in.about.Metadata, []head.Field{head.FieldAll}); err != nil {
-			return err
-		}
-		a.changed = true
-	}
-	return nil
+	newer, err := a.TakeMetadata(ctx, a.in.target, a.in.about)
+	a.changed = a.changed || newer
+	return err
 }
 
 // mergeRecords sets the records that are newer in the bundle than here.
@@ -605,9 +618,9 @@ func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) e
 			old := here[r.Key]
 			switch {
 			case old == nil:
-				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Absent: true}})
-			case r.Time.After(old.Time) && !bytes.Equal(r.Value, old.Value):
-				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Version: old.Version}})
+				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Absent: true}, As: r})
+			case r.Time.After(old.Time):
+				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Version: old.Version}, As: r})
 			}
 		}
 		if len(changes) == 0 {

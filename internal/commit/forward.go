@@ -16,6 +16,9 @@ import (
 
 // This file brings a session that lives forward: it adds the turns that the same session has got elsewhere, as they are.
 
+// maxForward bounds the batch of Forward: every engine accepts one of 2 MiB.
+const maxForward = 2<<20 - 64<<10
+
 // A Step is a turn that Forward adds.
 type Step struct {
 	Turn     history.Turn
@@ -40,7 +43,7 @@ func (st *Lifecycle) StoreAhead(ctx context.Context, s *history.Session, pairs [
 }
 
 // Forward adds turns to a session in one batch, which the caller keeps small enough. The first one has to follow h, the
-// head. The floor rises to the one that is given. Forward returns the head after them. The error is history.ErrConflict if the head has
+// head. The floor rises to the one that is given, if that is not 0. Forward returns the head after them. The error is history.ErrConflict if the head has
 // moved, ErrBlobGone if a blob is not stored any more, and history.ErrNodeNotFound if a node that a turn names is pruned.
 func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.Head, steps []Step, floor head.Revision) (*head.Head, error) {
 	next := *h
@@ -78,6 +81,9 @@ func (st *Lifecycle) Forward(ctx context.Context, s *history.Session, h *head.He
 		}
 		value = after.Encode(s.HeadKey)
 		b.Set(s.HeadKey, value)
+		if l := &st.Store.Limits; b.Bytes() > maxForward || b.Ops() > l.Writes {
+			return &history.LimitError{Limit: "bytes", Where: "batch", Have: int64(b.Bytes()), Max: maxForward}
+		}
 		if err := c.Apply(ctx, b); err != nil {
 			return err
 		}

@@ -221,6 +221,9 @@ func (k *keeper) add(b *engine.Batch) {
 		switch c.Action {
 		case SetRecord:
 			r := session.Record{Value: c.Value, Version: session.NewRecordVersion(seed, k.s.Inc, c.Key), Time: k.now}
+			if c.As != nil {
+				r.Version, r.Time = c.As.Version, c.As.Time
+			}
 			k.versions[i], k.sealed[i] = r.Version, r.Encode(key)
 			b.Set(key, k.sealed[i])
 			if session.RecordListed(c.Key) && (!known || c.Expect.Absent) {

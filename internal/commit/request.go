@@ -65,6 +65,7 @@ type RecordChange struct {
 	Action Action
 	Value  []byte // of SetRecord
 	Expect Expectation
+	As     *session.Record // has the version and the time that the record gets, or is nil
 }
 
 // An Action says what a RecordChange does.
