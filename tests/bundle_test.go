@@ -672,29 +672,55 @@ func FuzzUnbundle(f *testing.F) {
 
 // A vacuum beside Unbundle removes what nobody sees yet, and that is written again.
 func TestBU4_UnbundlingRunsBesideMaintenance(t *testing.T) {
-	from, all := richStore(t, 4)
-	b := bundleOf(t, from, all...)
-	for n := 1; ; n += testkit.Pick(1, 3, 20) {
-		m := memory.New()
-		beside := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
-		hit := false
-		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
-			if c.Apply == n {
-				hit = true
-				vacuum(t, beside)
-				vacuum(t, beside)
-			}
-			return enginetest.Fault{}
-		}}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
-		unbundle(t, st, b)
-		if !hit {
-			break
-		}
-		vacuum(t, beside)
-		verify(t, st)
-		for _, s := range all {
-			if i, err := session(t, st, s.ID).Info(ctx); err != nil || i.Revision == 0 && s.ID == "" {
-				t.Fatal(err)
+	_, from := onMemory(t, nil)
+	parent := create(t, from, turnstone.Request{ID: "parent"})
+	commitTo(t, parent, partOf(0))
+	commitTo(t, create(t, from, turnstone.Request{ID: "fork", Parent: "parent"}), turnstone.Commit{Nodes: saying([]byte("goes on"))})
+	rich, all := richStore(t, 40)
+	for _, of := range []struct {
+		st  *turnstone.Store
+		all []turnstone.Bundled
+	}{{from, []turnstone.Bundled{{ID: "fork"}}}, {rich, all}} {
+		b := bundleOf(t, of.st, of.all...)
+		for name, maintain := range map[string]func(*turnstone.Store){
+			"gc":     func(st *turnstone.Store) { collect(t, st, gc.Options{}) },
+			"full":   func(st *turnstone.Store) { collect(t, st, gc.Options{Full: true}) },
+			"vacuum": func(st *turnstone.Store) { vacuum(t, st); vacuum(t, st) },
+		} {
+			for n := 1; ; n += testkit.Pick(2, 1+len(of.all), 1+4*len(of.all)) {
+				m := memory.New()
+				beside := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+				hit := false
+				st := openStore(t, &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
+					if c.Apply == n {
+						hit = true
+						maintain(beside)
+					}
+					return enginetest.Fault{}
+				}}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+				// A vacuum may erase what only a fork shows that is not there yet.
+				_, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{})
+				if err != nil && (name != "vacuum" || !errors.Is(err, turnstone.ErrConflict) || !errors.Is(err, turnstone.ErrIncomplete)) {
+					t.Fatal(err)
+				}
+				if !hit {
+					break
+				}
+				for range 3 {
+					collect(t, beside, gc.Options{})
+					vacuum(t, beside)
+				}
+				if v := verify(t, st); !v.OK() {
+					t.Fatalf("%s before apply %d", name, n)
+				}
+				for _, s := range of.all {
+					if err != nil {
+						unbundle(t, st, bundleOf(t, of.st, s)) // alone
+					}
+					if want, got := withoutBranches(everythingOf(t, of.st, s.ID, false)), withoutBranches(everythingOf(t, st, s.ID, false)); want != got {
+						t.Fatalf("%s before apply %d: session %q: got\n%s\nwant\n%s", name, n, s.ID, got, want)
+					}
+				}
 			}
 		}
 	}
@@ -887,13 +913,15 @@ func TestBU2_TheFloorComesWithTheCommits(t *testing.T) {
 	start := bundleOf(t, from, turnstone.Bundled{ID: "a"})
 	for r := range 40 {
 		c := partOf(3 + r)
-		c.Nodes[0].Payload = random(60_000, uint64(r)) // so that there are several batches
+		for range 9 { // so that there are several batches
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: random(4500, uint64(r))})
+		}
 		if r == 10 {
 			c.Keep = "kept"
 		}
 		commitTo(t, s, c)
 	}
-	prune(t, s, 2)
+	prune(t, s, 35) // of 43, of which the other store has 3
 	vacuum(t, from)
 	more := bundleOf(t, from, turnstone.Bundled{ID: "a", Since: 3})
 	for n := 1; ; n++ {
@@ -903,6 +931,10 @@ func TestBU2_TheFloorComesWithTheCommits(t *testing.T) {
 		_, err := st.Unbundle(ctx, bytes.NewReader(more), turnstone.UnbundleOptions{})
 		again := openStore(t, m, nil)
 		verify(t, again)
+		if _, err := session(t, again, "a").Checkpoint(ctx, 0); err != nil {
+			t.Error(err)
+		}
+		collect(t, again, gc.Options{Full: true})
 		vacuum(t, again)
 		verify(t, again)
 		unbundle(t, again, more)
@@ -956,6 +988,79 @@ func TestBU2_WhatIsHereIsPrunedHereOnly(t *testing.T) {
 		t.Errorf("%d nodes on the path, want 3", len(state.Nodes))
 	}
 	verify(t, other)
+}
+
+// What is pruned there of the new revisions comes in one batch, or not at all. A name that this side has, or gets, keeps
+// what is pruned here with it.
+func TestBU2_APrunedRunComesInOneBatch(t *testing.T) {
+	_, from := onMemory(t, nil)
+	_, to := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	for r := range 3 {
+		commitTo(t, s, partOf(r))
+	}
+	unbundle(t, to, bundleOf(t, from, turnstone.Bundled{ID: "a"}))
+	must(t, s.Keep(ctx, "theirs", 2))
+	for r := range 10 {
+		commitTo(t, s, partOf(3+r))
+	}
+	prune(t, s, 1)
+	unbundle(t, to, bundleOf(t, from, turnstone.Bundled{ID: "a", Since: 3}))
+	sameThere(t, from, to, true, "a")
+	verify(t, to)
+	for r := range 60 {
+		c := partOf(20 + r)
+		for i := range 20 {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: random(4500, uint64(100*r+i))})
+		}
+		commitTo(t, s, c)
+	}
+	prune(t, s, 1)
+	before := everythingOf(t, to, "a", true)
+	more := bundleOf(t, from, turnstone.Bundled{ID: "a", Since: 13})
+	if _, err := to.Unbundle(ctx, bytes.NewReader(more), turnstone.UnbundleOptions{}); !errors.Is(err, turnstone.ErrRevisionPruned) || errors.Is(err, turnstone.ErrIncomplete) {
+		t.Error(err)
+	}
+	if everythingOf(t, to, "a", true) != before {
+		t.Error("the session was changed")
+	}
+	verify(t, to)
+}
+
+// Of metadata and records the later ones stay, whenever they come.
+func TestBU2_TheLaterRecordStays(t *testing.T) {
+	_, from := onMemory(t, nil)
+	_, to := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	var bundles [][]byte
+	for i := range 3 {
+		change(t, s, turnstone.RecordChange{Key: "r", Value: []byte{byte(i)}})
+		must(t, s.SaveMetadata(ctx, head.Metadata{Name: fmt.Sprint("name ", i)}))
+		bundles = append(bundles, bundleOf(t, from, turnstone.Bundled{ID: "a"}))
+	}
+	for _, i := range []int{0, 2, 1} {
+		unbundle(t, to, bundles[i])
+	}
+	sameThere(t, from, to, true, "a")
+	verify(t, to)
+}
+
+// A session can't go on from a node that was pruned here, its last one included.
+func TestBU2_ItDoesNotGoOnFromWhatIsPrunedHere(t *testing.T) {
+	_, from := onMemory(t, nil)
+	_, to := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "a"})
+	root := commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("root"))}).Nodes[0]
+	side := commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("side"))}).Nodes[0]
+	commitTo(t, s, turnstone.Commit{Leaf: turnstone.RefTo(root)})
+	unbundle(t, to, bundleOf(t, from, turnstone.Bundled{ID: "a"}))
+	prune(t, session(t, to, "a"), 1)
+	vacuum(t, to)
+	commitTo(t, s, turnstone.Commit{Nodes: sayingAfter(side, []byte("goes on"))})
+	if _, err := to.Unbundle(ctx, bytes.NewReader(bundleOf(t, from, turnstone.Bundled{ID: "a", Since: 3})), turnstone.UnbundleOptions{}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Error(err)
+	}
+	verify(t, to)
 }
 
 // Parts and records are brought in batches that have room for them.

@@ -516,7 +516,7 @@ func (a *applier) flush(ctx context.Context) error {
 	next, err := a.Forward(ctx, a.in.target, a.head, a.steps, floor)
 	var limit *history.LimitError
 	if errors.As(err, &limit) && floor > 0 {
-		err = fmt.Errorf("%w: %d to %d, which do not fit one batch (%w); delete the session here, or unbundle all of it under another id",
+		err = fmt.Errorf("%w: %d to %d, which do not fit one batch (%v); delete the session here, or unbundle all of it under another id",
 			history.ErrRevisionPruned, a.steps[0].Turn.Revision, floor-1, limit)
 	}
 	if err != nil {
@@ -665,11 +665,12 @@ func (a *applier) show(ctx context.Context) error {
 }
 
 // parentStands checks that the fork sees in its parent what it saw where it comes from.
-func (a *applier) parentStands(ctx context.Context, in, p *incoming, inc head.Incarnation, life *head.Life) error {
+func (a *applier) parentStands(ctx context.Context, in, p *incoming, inc head.Incarnation, life *head.Life) (err error) {
 	if inc != p.target.Inc {
 		return nil
 	}
 	var ids [][8]byte
+	more := false // it hides more than the fork
 	for pair, err := range a.Engine.Scan(ctx, a.Space.Of(keys.Tombstone, inc)) {
 		if err != nil {
 			return err
@@ -678,12 +679,48 @@ func (a *applier) parentStands(ctx context.Context, in, p *incoming, inc head.In
 		if err != nil {
 			return err
 		}
-		if !p.made || stone.Epoch <= in.own().Epoch {
-			ids = append(ids, id)
+		if p.made && stone.Epoch > in.own().Epoch {
+			more = true
+			continue
+		}
+		ids = append(ids, id)
+	}
+	stands := sumOf(ids) == *in.sees && life.State == head.Live
+	if stands && more {
+		if stands, err = a.hasContents(ctx, in); err != nil {
+			return err
 		}
 	}
-	if sumOf(ids) != *in.sees || life.State != head.Live {
+	if !stands {
 		return fmt.Errorf("%w: its parent %q hides other nodes here; a bundle of the fork alone brings what it inherits", history.ErrConflict, p.id)
 	}
 	return nil
+}
+
+// hasContents reports whether all nodes that a fork shows of its ancestors have their contents. If its parent hides more
+// nodes than it does, a vacuum may have erased them since the parent was shown.
+func (a *applier) hasContents(ctx context.Context, in *incoming) (bool, error) {
+	hidden := map[[8]byte]bool{}
+	for id := range in.stones {
+		hidden[id] = true
+	}
+	shared := history.Inherited{Store: a.Uncached(), Ancestors: a.origin.Ancestors}
+	stones, err := shared.Tombstones(ctx)
+	if err != nil {
+		return false, err
+	}
+	for id := range stones {
+		hidden[id] = true
+	}
+	has := true
+	err = shared.Turns(ctx, func(_ context.Context, t *history.Turn, _ []head.Part, cut int) error {
+		for i := range t.Pack.Nodes {
+			n := &t.Pack.Nodes[i]
+			if n.Erased && (cut == 0 || i < cut) && !hidden[[8]byte(n.ID[:])] {
+				has = false
+			}
+		}
+		return nil
+	})
+	return has, err
 }
