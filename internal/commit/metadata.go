@@ -17,16 +17,16 @@ import (
 // SaveMetadata merges a change into a session's metadata, after it has emptied fields. The revision of the session
 // stays the same.
 func (st *Lifecycle) SaveMetadata(ctx context.Context, s *history.Session, change *head.Metadata, empty []head.Field) error {
-	return st.saveMetadata(ctx, s, func(about *head.About) (time.Time, bool) {
+	return st.saveMetadata(ctx, s, func(about *head.About, now time.Time) (time.Time, bool) {
 		about.Merge(change, empty...)
-		return st.Now(), true
+		return now, true
 	})
 }
 
 // TakeMetadata replaces a session's metadata by those of the same session elsewhere, if they were saved later. It reports
 // whether they were.
 func (st *Lifecycle) TakeMetadata(ctx context.Context, s *history.Session, there *head.About) (newer bool, err error) {
-	err = st.saveMetadata(ctx, s, func(about *head.About) (time.Time, bool) {
+	err = st.saveMetadata(ctx, s, func(about *head.About, _ time.Time) (time.Time, bool) {
 		if newer = there.Updated.After(about.Updated); newer {
 			about.Merge(&there.Metadata, head.FieldAll)
 		}
@@ -37,7 +37,7 @@ func (st *Lifecycle) TakeMetadata(ctx context.Context, s *history.Session, there
 
 // saveMetadata changes a session's metadata as edit does, which returns when they were saved and whether there is anything
 // to do.
-func (st *Lifecycle) saveMetadata(ctx context.Context, s *history.Session, edit func(*head.About) (at time.Time, needed bool)) error {
+func (st *Lifecycle) saveMetadata(ctx context.Context, s *history.Session, edit func(about *head.About, now time.Time) (at time.Time, needed bool)) error {
 	var tried []byte // the metadata of the last attempt
 	return history.Settle(ctx, st.Engine, func(c *history.Change) error {
 		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, st.Space.Place(s.Inc), st.Space.Feed())
@@ -58,15 +58,16 @@ func (st *Lifecycle) saveMetadata(ctx context.Context, s *history.Session, edit 
 			s.SeePlace(vs[2])
 			return nil
 		}
-		now, needed := edit(about)
+		now := st.Now()
+		at, needed := edit(about, now)
 		if !needed {
 			return nil
 		}
 		if len(about.Labels) > st.Limits.Labels {
 			return &history.LimitError{Limit: "labels", Where: "session " + s.ID, Have: int64(len(about.Labels)), Max: int64(st.Limits.Labels)}
 		}
-		if now.After(about.Updated) { // It does not go back.
-			about.Updated = now
+		if at.After(about.Updated) { // It does not go back.
+			about.Updated = at
 		}
 		var b engine.Batch
 		tried = about.Encode(s.AboutKey)
@@ -76,7 +77,7 @@ func (st *Lifecycle) saveMetadata(ctx context.Context, s *history.Session, edit 
 		if err != nil {
 			return codec.Corrupt(err, "head of session %q", s.ID)
 		}
-		if _, err := st.tell(&b, vs[3], h, feed.Change{Kind: feed.Saved, Session: s.ID}, uint64(crc32.ChecksumIEEE(tried)), st.Now()); err != nil {
+		if _, err := st.tell(&b, vs[3], h, feed.Change{Kind: feed.Saved, Session: s.ID}, uint64(crc32.ChecksumIEEE(tried)), now); err != nil {
 			return err
 		}
 		place := head.ChangeLists(&b, st.Space, about, s.Hash, vs[2], about.LastUpdate(h))
