@@ -96,7 +96,7 @@ type Unbundled struct {
 // id, the error matches ErrExists.
 //
 // After an error a call with the same bundle goes on. What was stored of sessions that are not there is removed by GC
-// and Vacuum.
+// and Vacuum. Options.Validator is not asked.
 func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err

@@ -24,7 +24,8 @@ type Options struct {
 	// namespace, never across. Default "".
 	Namespace string
 	// Validator, if set, is asked before every commit; an error refuses it. It is not asked about
-	// changes of records that come without a commit. It must not call the session that commits.
+	// changes of records that come without a commit, nor about what comes in a bundle. It must not call the session
+	// that commits.
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
 	// commits are sealed into one segment. Default 192 KiB, at most MaxSeal. Vacuum
