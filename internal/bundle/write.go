@@ -191,9 +191,6 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 			return nil, err
 		}
 	}
-	if s.kept, err = head.ReadKept(ctx, b.Engine, b.Space, s.Inc, s.life); err != nil {
-		return nil, err
-	}
 	if s.since, err = s.StateAt(ctx, from.Since); err != nil {
 		return nil, err
 	}
@@ -205,8 +202,8 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 	return s, s.need(ctx)
 }
 
-// readLife reads the lifecycle record, the tombstones and the head of a session. It reports whether the record was the
-// same before and after.
+// readLife reads the lifecycle record, the tombstones, the kept revisions and the head of a session. It reports whether the
+// record was the same before and after.
 func (b *writer) readLife(ctx context.Context, s *source) (steady bool, err error) {
 	before, err := b.Engine.Get(ctx, s.LifeKey)
 	if err != nil {
@@ -219,11 +216,18 @@ func (b *writer) readLife(ctx context.Context, s *source) (steady bool, err erro
 	if s.hidden, err = s.AllTombstones(ctx); err != nil {
 		return false, err
 	}
+	var missing error // fewer names than the record counts, because some were released
+	if s.kept, missing = head.ReadKept(ctx, b.Engine, b.Space, s.Inc, s.life); missing != nil {
+		s.kept = nil
+	}
 	var after [][]byte
 	if s.head, after, err = s.Head(ctx, s.LifeKey); err != nil {
 		return false, err
 	}
-	return bytes.Equal(after[0], s.record), nil
+	if !bytes.Equal(after[0], s.record) {
+		return false, nil
+	}
+	return true, missing
 }
 
 // need notes the versions of checkpoint parts below the floor that retained revisions have.
