@@ -30,7 +30,7 @@ import (
 )
 
 // randomHistories returns how many random histories a test makes.
-func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](60, 30, 5)) }
+func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](40, 8, 4)) }
 
 // A past is a random history of a store: sessions, forks, and what can be done to them.
 type past struct {
@@ -730,7 +730,7 @@ func TestBU4_UnbundlingRunsBesideMaintenance(t *testing.T) {
 func TestBU4_AnInterruptedUnbundleGoesOn(t *testing.T) {
 	from, all := richStore(t, 5)
 	b := bundleOf(t, from, all...)
-	for n := 1; ; n += testkit.Pick(1, 3, 20) {
+	for n := 1; ; n += testkit.Pick(2, 8, 20) {
 		m := memory.New()
 		openStore(t, m, &turnstone.Options{NoAutoSeal: true})
 		st := openStore(t, &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
