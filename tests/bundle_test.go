@@ -30,7 +30,7 @@ import (
 )
 
 // randomHistories returns how many random histories a test makes.
-func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](40, 8, 4)) }
+func randomHistories() uint64 { return cmp.Or(uint64(*histories), testkit.Pick[uint64](20, 8, 4)) }
 
 // A past is a random history of a store: sessions, forks, and what can be done to them.
 type past struct {
