@@ -87,7 +87,8 @@ type Unbundled struct {
 // Unbundle reads what Bundle has written, and makes the sessions. Nodes, commits and blobs have the ids that they have
 // where they come from, and the sessions their times.
 //
-// Before anything is visible, all of the bundle is read and every hash computed. What is wrong with it is a *BundleError.
+// Before anything is visible, all of the bundle is read and every hash computed. If something is wrong with it, the error
+// is a *BundleError.
 // Then the sessions come one by one. A new one is there at once and whole. If a session of the id exists, and it is the
 // same one at an earlier revision, it goes on from there, in few batches: each leaves it at a revision that the other
 // one had. Its tombstones and kept revisions become those of both, and of metadata and of each record the later ones

@@ -111,120 +111,6 @@ func public(err error) error {
 	return &Error{Err: err}
 }
 
-// decide finds out, for each session of the bundle, whether it goes on from what is here.
-func (r *reader) decide(ctx context.Context) error {
-	for _, in := range r.sections {
-		if in.copy {
-			continue
-		}
-		if err := r.decideOn(ctx, in); err != nil {
-			return r.of(in, err)
-		}
-	}
-	return nil
-}
-
-func (r *reader) decideOn(ctx context.Context, in *incoming) error {
-	target, state, err := r.OpenSession(ctx, in.id)
-	if errors.Is(err, history.ErrSessionNotFound) {
-		if in.since.Revision > 0 {
-			return err
-		}
-		in.target, in.here, in.decided = nil, head.Base{}, true
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if head.Genesis(target.Inc, target.Origin) != in.genesis {
-		return fmt.Errorf("%w: another session is called %q here", commit.ErrExists, in.id)
-	}
-	if !in.decided {
-		in.from, in.decided = state.Head.Revision, true
-	}
-	moved := in.target == nil || in.target.Inc != target.Inc || in.here != state.Head.Base
-	in.target, in.here = target, state.Head.Base
-	same, err := r.agrees(ctx, in, moved)
-	if err == nil && !same {
-		err = r.divergence(ctx, in)
-	}
-	return err
-}
-
-// agrees reports whether one of the session here and the one in the bundle is what the other was before.
-func (r *reader) agrees(ctx context.Context, in *incoming, moved bool) (bool, error) {
-	last := in.end.last
-	switch {
-	case in.here.Revision == 0:
-		return true, nil
-	case in.here.Revision >= last.Revision && last.Revision > 0:
-		t, err := in.target.TurnAt(ctx, last.Revision)
-		return err == nil && t.ID == last.Commit, err
-	case last.Revision == 0:
-		return true, nil
-	case !moved:
-		return in.meets == in.here.Commit, nil
-	}
-	same := false
-	err := r.turnsOf(ctx, in, func(t *history.Turn) error {
-		same = same || t.Revision == in.here.Revision && t.ID == in.here.Commit
-		return nil
-	})
-	return same || in.here.Commit == in.since.Commit, err
-}
-
-// divergence returns the error that says where a session here and the one in the bundle went different ways.
-func (r *reader) divergence(ctx context.Context, in *incoming) error {
-	d := &Diverged{Session: in.id, Here: pointOf(in.here), There: pointOf(in.end.last)}
-	if in.since.Revision > 0 {
-		d.Common = pointOf(in.since)
-	}
-	done := errors.New("done")
-	err := r.turnsOf(ctx, in, func(t *history.Turn) error {
-		if t.Revision > in.here.Revision {
-			return done
-		}
-		here, err := in.target.TurnAt(ctx, t.Revision)
-		if err != nil {
-			return err
-		}
-		if here.ID != t.ID {
-			return done
-		}
-		d.Common = Point{t.Revision, t.ID}
-		return nil
-	})
-	if err != nil && !errors.Is(err, done) {
-		return err
-	}
-	return d
-}
-
-// turnsOf calls f for the turns of a section.
-func (r *reader) turnsOf(ctx context.Context, of *incoming, f func(*history.Turn) error) error {
-	state, err := r.start(ctx, of)
-	if err != nil {
-		return err
-	}
-	base := state.Base
-	return r.each(ctx, func(in *incoming, kind byte, body []byte, _ *frameReader) error {
-		if in != of || kind != kindTurns {
-			return nil
-		}
-		turns, err := history.DecodeTurns(body, base)
-		if err != nil {
-			return err
-		}
-		for i := range turns {
-			if err := f(&turns[i]); err != nil {
-				return err
-			}
-		}
-		base = turns[len(turns)-1].Base(turns[len(turns)-1].ID)
-		return nil
-	})
-}
-
 // An applier applies a section.
 type applier struct {
 	*reader
@@ -365,7 +251,7 @@ func (a *applier) version(ctx context.Context, v *version, frames *frameReader) 
 	}
 	stored := data.Bytes()
 	if v.base == v.revision {
-		content, err := codec.Decompress(stored, nil, 64<<20)
+		content, err := codec.Decompress(stored, nil, int(a.Store.Limits.Part))
 		if err != nil {
 			return err
 		}
@@ -436,97 +322,6 @@ func (a *applier) turns(ctx context.Context, raw []byte) error {
 	return nil
 }
 
-// step adds a turn to what the next batch brings a session forward by.
-func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) error {
-	s := commit.Step{Turn: *t, Versions: a.versions[t.Revision]}
-	delete(a.versions, t.Revision)
-	size := history.SizeOf(t)
-	for _, p := range s.Versions {
-		size += len(p.Value)
-	}
-	for i := range t.Pack.Nodes {
-		n := &t.Pack.Nodes[i]
-		s.Blobs = append(s.Blobs, n.Blobs()...)
-		if stone, hidden := a.stones[[8]byte(n.ID[:])]; hidden {
-			s.Stones = append(s.Stones, stone)
-			delete(a.stones, stone.ID)
-		}
-	}
-	for _, k := range a.in.kept {
-		if k.Revision == t.Revision {
-			s.Kept = append(s.Kept, k)
-		}
-	}
-	for _, p := range t.Parts {
-		if p.Set == t.Revision && !head.IsDelta(p) && a.stored(p) {
-			s.Blobs = append(s.Blobs, p.Blob)
-		}
-	}
-	size += 200*len(s.Blobs) + 100*len(s.Stones) + 400*len(s.Kept)
-	// Between two batches the session stands at a revision whose checkpoint is there.
-	if len(a.steps) > 0 && a.size+size > stockBytes && !a.lacks(t.Revision-1) {
-		if err := a.flush(ctx); err != nil {
-			return err
-		}
-	}
-	for _, id := range append(namedBy(t, before), lastOf(t, before)...) {
-		if !a.added[id] {
-			s.Older = append(s.Older, id)
-		}
-	}
-	for i := range t.Pack.Nodes {
-		a.added[t.Pack.Nodes[i].ID] = true
-	}
-	a.steps, a.size = append(a.steps, s), a.size+size
-	return nil
-}
-
-// lastOf returns the last node before a turn, if the turn goes on from it and it is not the leaf.
-func lastOf(t *history.Turn, before *head.Base) []graph.ID {
-	names := t.Leaf == before.Last || slices.ContainsFunc(t.Pack.Nodes, func(n graph.Node) bool { return n.Parent == before.Last })
-	if !names || before.Last == before.Leaf || before.Last.IsZero() {
-		return nil
-	}
-	return []graph.ID{before.Last}
-}
-
-// lacks reports whether the checkpoint of a revision need not be in the bundle: it was pruned there.
-func (a *applier) lacks(r head.Revision) bool { return r > a.in.here.Revision && r < a.in.floor }
-
-// stored reports whether the content of a part, which is a blob, is at hand: that of a pruned revision need not be.
-func (a *applier) stored(p head.Part) bool {
-	_, pinned := a.stock.pinned[a.Space.BlobHash(p.Blob)]
-	return pinned
-}
-
-// flush brings a session forward.
-func (a *applier) flush(ctx context.Context) error {
-	if len(a.steps) == 0 {
-		return nil
-	}
-	floor := head.Revision(0)
-	if a.lacks(a.steps[0].Turn.Revision) {
-		floor = a.in.floor
-		for _, k := range a.in.kept { // before they are pruned
-			if k.Revision <= a.in.here.Revision {
-				a.steps[0].Kept = append(a.steps[0].Kept, k)
-			}
-		}
-	}
-	next, err := a.Forward(ctx, a.in.target, a.head, a.steps, floor)
-	var limit *history.LimitError
-	if errors.As(err, &limit) && floor > 0 {
-		err = fmt.Errorf("%w: %d to %d, which do not fit one batch (%v); delete the session here, or unbundle all of it under another id",
-			history.ErrRevisionPruned, a.steps[0].Turn.Revision, floor-1, limit)
-	}
-	if err != nil {
-		return err
-	}
-	a.head, a.steps, a.size, a.changed = next, nil, 0, true
-	clear(a.added)
-	return nil
-}
-
 // takeRecords takes records.
 func (a *applier) takeRecords(ctx context.Context, records []*session.Record) error {
 	if a.arrival == nil {
@@ -583,57 +378,6 @@ func (a *applier) report(r Received) {
 	}
 }
 
-// merge saves the metadata that are newer in the bundle than here.
-func (a *applier) merge(ctx context.Context) error {
-	newer, err := a.TakeMetadata(ctx, a.in.target, a.in.about)
-	a.changed = a.changed || newer
-	return err
-}
-
-// mergeRecords sets the records that are newer in the bundle than here.
-func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) error {
-	s := a.in.target
-	for len(records) > 0 {
-		n, size := 0, 0
-		for n < len(records) && n < 100 && (n == 0 || size+len(records[n].Value) <= stockBytes) {
-			size += len(records[n].Value) + len(records[n].Key)
-			n++
-		}
-		some := records[:n]
-		records = records[n:]
-		names := make([]string, len(some))
-		for i, r := range some {
-			names[i] = r.Key
-		}
-		vs, err := a.Engine.Get(ctx, session.RecordKeys(s, names)...)
-		if err != nil {
-			return err
-		}
-		here, err := session.DecodeRecords(s, names, vs)
-		if err != nil {
-			return err
-		}
-		var changes []commit.RecordChange
-		for _, r := range some {
-			old := here[r.Key]
-			switch {
-			case old == nil:
-				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Absent: true}, As: r})
-			case r.Time.After(old.Time):
-				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Version: old.Version}, As: r})
-			}
-		}
-		if len(changes) == 0 {
-			continue
-		}
-		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: changes}}); err != nil {
-			return err
-		}
-		a.changed = true
-	}
-	return nil
-}
-
 // show makes a new session visible.
 func (a *applier) show(ctx context.Context) error {
 	in := a.in
@@ -644,15 +388,15 @@ func (a *applier) show(ctx context.Context) error {
 		about.Parent = a.sections[in.parent-1].target.Inc
 	}
 	w := &commit.Showing{
-		About: about, Origin: *a.origin, Floor: in.floor, Kept: in.kept, Bytes: in.bytes, Upload: a.stock.upload, Now: map[head.Incarnation]bool{},
+		About: about, Origin: *a.origin, Floor: in.floor, Kept: in.kept, Bytes: in.bytes, Upload: a.stock.upload,
 	}
 	if in.copied > 0 {
 		w.Copy = a.copies[in.copied-1]
 	}
 	if in.sees != nil {
 		p := a.sections[in.parent-1]
-		w.Now[p.target.Inc] = !p.made
-		w.Check = func(inc head.Incarnation, life *head.Life) error { return a.parentStands(ctx, in, p, inc, life) }
+		w.Now = !p.made
+		w.Check = func(life *head.Life) error { return a.parentStands(ctx, in, p, life) }
 	}
 	s, err := a.arrival.Show(ctx, w)
 	if err != nil {
@@ -665,13 +409,10 @@ func (a *applier) show(ctx context.Context) error {
 }
 
 // parentStands checks that the fork sees in its parent what it saw where it comes from.
-func (a *applier) parentStands(ctx context.Context, in, p *incoming, inc head.Incarnation, life *head.Life) (err error) {
-	if inc != p.target.Inc {
-		return nil
-	}
+func (a *applier) parentStands(ctx context.Context, in, p *incoming, life *head.Life) (err error) {
 	var ids [][8]byte
 	more := false // it hides more than the fork
-	for pair, err := range a.Engine.Scan(ctx, a.Space.Of(keys.Tombstone, inc)) {
+	for pair, err := range a.Engine.Scan(ctx, a.Space.Of(keys.Tombstone, p.target.Inc)) {
 		if err != nil {
 			return err
 		}

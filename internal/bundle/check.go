@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
@@ -51,35 +52,24 @@ func (c *checker) begin(ctx context.Context) error {
 	}
 	c.lacking, c.given, c.known = map[string]bool{}, map[partSet]given{}, map[blob.ID]head.Part{}
 	c.deltas = map[head.Revision]int{}
-	target, state, err := c.OpenSession(ctx, in.id)
-	switch {
-	case errors.Is(err, history.ErrSessionNotFound):
-	case err != nil:
+	if err := c.find(ctx, in); err != nil {
 		return err
-	default:
-		if head.Genesis(target.Inc, target.Origin) != in.genesis {
-			return fmt.Errorf("%w: another session is called %q here", commit.ErrExists, in.id)
-		}
-		in.target, in.here = target, state.Head.Base
 	}
 	if in.since.Revision > 0 {
 		return c.goOn(ctx)
 	}
-	o := in.origin
-	if o == nil {
-		o = &head.Origin{}
+	var err error
+	if c.state, err = c.start(ctx, in); err != nil {
+		return err
 	}
-	c.state = head.Begin(head.Incarnation{}, &head.Origin{Genesis: in.genesis, Depth: o.Depth, Parts: o.Parts})
-	c.state.Leaf = o.Node()
-	c.state.Last = c.state.Leaf
-	c.wanted[o.Node()] = true
-	for _, p := range o.Parts {
-		c.lacking[p.Name] = true // until the first turn: see settle
+	c.wanted[c.state.Leaf] = true
+	for _, p := range c.state.Parts {
+		c.lacking[p.Name] = true // until the first turn: see atBegin
 	}
 	return nil
 }
 
-// relatives checks that the sections that this one names are what it says.
+// relatives checks that the sections that a fork names as its parent and as its copy are such, and fit it.
 func (c *checker) relatives() error {
 	in := c.in
 	if n := in.copied; n > 0 && !c.sections[n-1].copy {
@@ -117,7 +107,7 @@ func (c *checker) goOn(ctx context.Context) error {
 	if in.since.Revision > in.here.Revision {
 		return fmt.Errorf("%w: the bundle goes on from revision %d, and the session is at %d", history.ErrRevisionNotFound, in.since.Revision, in.here.Revision)
 	}
-	state, err := in.target.StateAt(ctx, in.since.Revision)
+	state, err := c.start(ctx, in)
 	if err != nil {
 		return err
 	}
@@ -212,20 +202,11 @@ func (c *checker) turn(ctx context.Context, t *history.Turn) error {
 		return nil
 	}
 	for name := range c.lacking {
-		if !hasPart(next.Parts, name) {
+		if !slices.ContainsFunc(next.Parts, func(p head.Part) bool { return p.Name == name }) {
 			delete(c.lacking, name)
 		}
 	}
 	return c.settle()
-}
-
-func hasPart(parts []head.Part, name string) bool {
-	for _, p := range parts {
-		if p.Name == name {
-			return true
-		}
-	}
-	return false
 }
 
 // namedBy returns the nodes that a turn names out of turn: not one of its own, nor the leaf or the last node before it.
@@ -358,7 +339,7 @@ func (c *checker) finish(ctx context.Context, n end) error {
 	}
 	names := map[string]bool{}
 	for _, k := range in.kept {
-		if k.Revision > n.last.Revision || names[k.Name] || k.Name == "" || len(k.Name) > 256 {
+		if k.Revision > n.last.Revision || names[k.Name] || k.Name == "" || len(k.Name) > maxName {
 			return malformed("revision %d kept as %.80q", k.Revision, k.Name)
 		}
 		names[k.Name] = true

@@ -1,11 +1,12 @@
 // Package bundle writes sessions to a stream, and makes them of it in another store: docs/format.md has the form.
 //
-//	write.go     a session, and a copy of what it inherits if its parent is not in the bundle
+//	write.go     a session (source.go), and a copy of what it inherits if its parent is not in the bundle
 //	receive.go   reads all frames, stores the blobs and spools the rest (spool.go)
 //	check.go     checks each section as it comes; parts.go its checkpoints, twins.go what it has twice
 //	links.go     reads the spool: what nodes, commits and forks refer to
+//	decide.go    which sessions exist here, and whether they go on from where they are
 //	apply.go     reads the spool again: makes sessions that nobody sees before they are whole (package commit,
-//	             arrive.go), or brings one that exists forward (forward.go)
+//	             arrive.go); forward.go brings one that exists forward
 //
 // What comes from a stream is hostile. All hashes are computed, and nothing is visible before the end of the stream was
 // checked. Memory is bounded by the largest turn, and by a room for what has to be remembered of the whole: see room.
@@ -158,7 +159,7 @@ func cut(err error) error {
 	return err
 }
 
-// content reads the pieces of size bytes of content, and calls f for each.
+// content reads content of size bytes, and calls take with each piece of it.
 func (f *frameReader) content(size int64, take func([]byte) error) error {
 	for left := size; left > 0; {
 		kind, body, err := f.next()

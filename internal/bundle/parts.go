@@ -75,7 +75,7 @@ func (c *checker) follows(name string, v *version) bool {
 
 // version takes a version of a checkpoint part, whose data follow.
 func (c *checker) version(ctx context.Context, v *version) error {
-	if c.in.copy || len(v.part) > 64 || v.revision <= c.state.Revision {
+	if c.in.copy || len(v.part) > maxName || v.revision <= c.state.Revision {
 		return malformed("version %d of checkpoint part %.80q", v.revision, v.part)
 	}
 	key := partSet{v.part, v.revision}
@@ -96,7 +96,7 @@ func (c *checker) version(ctx context.Context, v *version) error {
 			return err
 		}
 	}
-	content, err := codec.Decompress(data.Bytes(), base, 64<<20)
+	content, err := codec.Decompress(data.Bytes(), base, int(c.Store.Limits.Part))
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (c *checker) content(ctx context.Context, id blob.ID) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if sizes[0] >= 0 && sizes[0] <= 64<<20 {
+	if sizes[0] >= 0 && sizes[0] <= c.Store.Limits.Part {
 		if err := c.stock.flush(ctx); err != nil {
 			return nil, err
 		}

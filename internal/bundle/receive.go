@@ -26,7 +26,7 @@ import (
 type Options struct {
 	As       string // the id of the only session of the bundle here, unless it is ""
 	MaxBytes int64  // that the bundle may expand to, or 0
-	// Checks refuse what a caller of this store could not have stored.
+	// These refuse what no caller of this store could have stored.
 	CheckID     func(string) error
 	CheckAbout  func(*head.About) error
 	CheckTurn   func(*history.Turn) error
@@ -89,29 +89,6 @@ type incoming struct {
 type erasedNode struct {
 	at graph.Position
 	id [8]byte
-}
-
-// A Point is a commit of a session.
-type Point struct {
-	Revision head.Revision
-	Commit   head.CommitID
-}
-
-func pointOf(b head.Base) Point { return Point{b.Revision, b.Commit} }
-
-// Diverged says that a session here and the one in the bundle have gone different ways.
-type Diverged struct {
-	Session     string
-	Here, There Point // where they stand
-	Common      Point // the last commit that both have, or zero if the bundle does not have it
-}
-
-func (e *Diverged) Error() string {
-	common := "before what the bundle has"
-	if e.Common != (Point{}) {
-		common = fmt.Sprintf("after revision %d, commit %s", e.Common.Revision, e.Common.Commit)
-	}
-	return fmt.Sprintf("session %q has diverged %s: here it is at revision %d, commit %s, there at %d, %s", e.Session, common, e.Here.Revision, e.Here.Commit, e.There.Revision, e.There.Commit)
 }
 
 // name is what errors call the session of the section.

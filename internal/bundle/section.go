@@ -310,8 +310,10 @@ func decodeVersion(body []byte) (*version, error) {
 	return v, d.Done()
 }
 
-// maxVersion bounds the data of a version: a part that does not compress, and its length.
-const maxVersion = 64<<20 + 1<<10
+const (
+	maxVersion = 64<<20 + 1<<10 // bytes of the data of a version: a part that does not compress, and its length
+	maxName    = 256            // bytes of the name of a part or of a kept revision
+)
 
 // blobFrame encodes the beginning of a blob.
 func blobFrame(id blob.ID, size int64) []byte {

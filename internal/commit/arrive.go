@@ -114,13 +114,11 @@ func (st *Lifecycle) RecordPairs(inc head.Incarnation, r *session.Record) []engi
 
 // A Showing is what an arrival is shown with.
 type Showing struct {
-	About  head.About  // Show sets the incarnation, the parent of an attached fork, and the times that are zero.
-	Origin head.Origin // the one with which the arrival was begun
-	Copy   *Arrival    // the first ancestor, if that came in the bundle as a copy
-	// Now has the ancestors of which the epoch is to be the one that their lifecycle records have now.
-	Now map[head.Incarnation]bool
-	// Check is called with the lifecycle record of an ancestor that lives, and refuses it.
-	Check  func(inc head.Incarnation, life *head.Life) error
+	About  head.About             // Show sets the incarnation, the parent of an attached fork, and the times that are zero.
+	Origin head.Origin            // the one with which the arrival was begun
+	Copy   *Arrival               // the first ancestor, if that came in the bundle as a copy
+	Now    bool                   // the epoch of the last ancestor becomes the one that its lifecycle record has now
+	Check  func(*head.Life) error // refuses the last ancestor by its lifecycle record, unless it is nil
 	Floor  head.Revision
 	Kept   []head.Kept
 	Bytes  uint64 // of payloads
@@ -229,7 +227,7 @@ func (a *Arrival) holdAncestors(ctx context.Context, b *engine.Batch, s *history
 		return err
 	}
 	for i := range of {
-		inc := of[i].Incarnation
+		inc, last := of[i].Incarnation, i == len(of)-1
 		isCopy := w.Copy != nil && inc == w.Copy.inc
 		if vs[i] == nil || isCopy && !w.Copy.held && !bytes.Equal(vs[i], w.Copy.record) {
 			return ErrRemoved
@@ -247,13 +245,13 @@ func (a *Arrival) holdAncestors(ctx context.Context, b *engine.Batch, s *history
 		if next.State == head.Deleted && next.Floor <= of[i].Revision {
 			return fmt.Errorf("ancestor: %w", history.ErrSessionNotFound)
 		}
-		if !isCopy && w.Check != nil {
-			if err := w.Check(inc, life); err != nil {
+		if last && w.Check != nil {
+			if err := w.Check(life); err != nil {
 				return err
 			}
 		}
 		next.Forks++
-		if isCopy || w.Now[inc] {
+		if isCopy || last && w.Now {
 			of[i].Epoch = next.Epoch
 		}
 		b.Guard(ks[i], vs[i])
