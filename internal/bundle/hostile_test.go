@@ -6,19 +6,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/klauspost/compress/zstd"
-
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/bundle"
-	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/bundle/bundletest"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -34,40 +31,19 @@ func open(t *testing.T) *turnstone.Store {
 
 // frames returns the frames of a bundle but its end: their kinds, and their bodies.
 func frames(t *testing.T, b []byte) (kinds string, bodies [][]byte) {
-	t.Helper()
-	z, err := zstd.NewReader(bytes.NewReader(b[len(bundle.Magic):]))
-	if err != nil {
-		t.Fatal(err)
+	for _, f := range bundletest.Frames(t, b) {
+		kinds, bodies = kinds+string(f.Kind), append(bodies, f.Body)
 	}
-	defer z.Close()
-	all, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for len(all) > 0 {
-		n, m := binary.Uvarint(all[1:])
-		kinds, bodies = kinds+string(all[0]), append(bodies, all[1+m:1+m+int(n)])
-		all = all[1+m+int(n):]
-	}
-	return kinds[:len(kinds)-1], bodies[:len(bodies)-1]
+	return kinds, bodies
 }
 
 // sealed returns a bundle of frames, with an end that is right.
 func sealed(kinds string, bodies [][]byte) []byte {
-	var all []byte
-	for i, body := range bodies {
-		all = append(binary.AppendUvarint(append(all, kinds[i]), uint64(len(body))), body...)
+	frames := make([]bundletest.Frame, len(bodies))
+	for i := range bodies {
+		frames[i] = bundletest.Frame{Kind: kinds[i], Body: bodies[i]}
 	}
-	sum := codec.BundleHash.Sum(all)
-	var end codec.Encoder
-	end.Array(2)
-	end.Uint(uint64(strings.Count(kinds, "S")))
-	end.Bytes(sum[:])
-	out := bytes.NewBufferString(bundle.Magic)
-	z, _ := zstd.NewWriter(out, zstd.WithWindowSize(1<<20))
-	_, _ = z.Write(append(binary.AppendUvarint(append(all, 'E'), uint64(len(end.B))), end.B...))
-	_ = z.Close()
-	return out.Bytes()
+	return bundletest.Bundle(frames...)
 }
 
 // A bundle of a session whose hashes are all right, and that no store could have written, is refused.
