@@ -47,6 +47,7 @@ const (
 	OpReadAttachment = "read_attachment"
 	OpBundle         = "bundle"
 	OpUnbundle       = "unbundle"
+	OpStandings      = "standings"
 	OpSeal           = "seal"
 	OpDelete         = "delete"
 	OpVerify         = "verify"

@@ -47,6 +47,8 @@ type Options struct {
 	Namespace string
 	// TLS is for servers whose certificate no authority of this machine has signed.
 	TLS *tls.Config
+	// MustExist makes Open fail if there is no store at an address of ssh. Otherwise one is made.
+	MustExist bool
 	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10
 	// seconds, at most 30: so long a server remembers what it did for sure.
 	Patience time.Duration
@@ -78,8 +80,9 @@ type Client struct {
 var _ turnstone.Factory = (*Client)(nil)
 
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or
-// "http://host:port" for one on this machine. It fails if no server answers, and if the server does not know the
-// token.
+// "http://host:port" for one on this machine. "ssh://user@host:port/dir" is the store in the directory /dir, or in dir of
+// the user's home if it is /~/dir: the command ssh starts `turnstone serve --stdio` there, or, with
+// "?command=path", another path of it. Open fails if no server answers, and if the server does not know the token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c := &Client{}
 	if o != nil {
@@ -100,10 +103,18 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 		c.base = "http://turnstone"
 		t.Proxy = nil
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, path) }
+	} else if strings.HasPrefix(address, "ssh://") {
+		dial, err := sshDialer(address, c.o.MustExist)
+		if err != nil {
+			return nil, err
+		}
+		c.base = "http://turnstone"
+		t.Proxy = nil
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
 	} else {
 		u, err := url.Parse(address)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
-			return nil, fmt.Errorf("client: %q is no address of a server: want unix:PATH, https://HOST:PORT or http://HOST:PORT", address)
+			return nil, fmt.Errorf("client: %q is no address of a server: want unix:PATH, https://HOST:PORT, http://HOST:PORT or ssh://HOST/DIR", address)
 		}
 		if ip, _ := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && c.o.Token != "" && u.Hostname() != "localhost" && !ip.IsLoopback() {
 			return nil, fmt.Errorf("client: %s would show the token to everybody on the way: want https", address)
@@ -120,7 +131,16 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c.ended, c.end = context.WithCancel(context.Background())
 	limited, cancel := context.WithTimeoutCause(ctx, c.o.Patience+d.Timeout, errSilent)
 	defer cancel()
-	_, err := c.List(limited, turnstone.ListOptions{Limit: 1})
+	var err error
+	if strings.HasPrefix(address, "ssh://") { // What ssh says against it once, it would say again.
+		hello := func(answer *http.Response) error { _, err := io.Copy(io.Discard, answer.Body); return err }
+		if _, _, err = c.once(limited, &ask{method: "GET", path: "/v1/"}, "", hello); err != nil && ctx.Err() == nil {
+			return nil, errors.Join(fmt.Errorf("%w: %w", engine.ErrUnavailable, err), c.Close())
+		}
+	}
+	if err == nil {
+		_, err = c.List(limited, turnstone.ListOptions{Limit: 1})
+	}
 	switch {
 	case err == nil, errors.Is(err, wire.ErrScope), errors.Is(err, turnstone.ErrStoreNotFound): // A token may be for writing only, or the store not be made yet.
 		return c, nil

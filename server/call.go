@@ -19,7 +19,7 @@ type operation struct {
 	name    string
 	summary string
 	scope   Scope        // one of scope Read changes nothing
-	in, out reflect.Type // messages
+	in, out reflect.Type // messages; out is nil if the answer is none
 	handle  func(*Server, *request) error
 }
 

@@ -130,11 +130,17 @@ func (s schemas) operation(o *operation) object {
 	if o.out == reflect.TypeFor[wire.Item]() {
 		answer = "Documents, one after another. The last one has `end` or `problem`."
 	}
+	var out object
+	if o.out != nil {
+		out = object{wire.ContentType: object{"schema": s.of(o.out)}}
+	} else {
+		answer, out = "The bytes.", object{"application/octet-stream": object{}}
+	}
 	return object{
 		"operationId": o.name, "summary": o.summary, "description": "Needs scope " + string(o.scope) + ".", "parameters": params,
 		"requestBody": object{"content": object{wire.ContentType: object{"schema": s.of(o.in)}, "application/json": object{"schema": s.of(o.in)}}},
 		"responses": object{
-			"200":     object{"description": answer, "content": object{wire.ContentType: object{"schema": s.of(o.out)}}},
+			"200":     object{"description": answer, "content": out},
 			"default": problem(),
 		},
 	}

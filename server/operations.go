@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -138,6 +139,15 @@ var operations = []operation{
 		all, err := c.session.Attachments(ctx)
 		return &wire.Attachments{Attachments: all}, err
 	}),
+	read("standings", "Returns where sessions stand, to compare it with where they do in another store. Those that do not exist are left out.",
+		func(ctx context.Context, c call[wire.StandingQueries]) (*wire.Standings, error) {
+			all, err := c.store.Standings(ctx, c.in.Sessions...)
+			return &wire.Standings{Sessions: all}, err
+		}),
+	{
+		name: "bundle", scope: Read, in: reflect.TypeFor[wire.Bundle](), handle: (*Server).bundle,
+		summary: "Sends sessions as a bundle. An answer that is cut off is not whole.",
+	},
 	read("feed", "Returns what the feed of changes has.", func(ctx context.Context, c call[wire.None]) (*turnstone.Feed, error) {
 		return pointer(c.store.Feed(ctx))
 	}),

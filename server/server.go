@@ -52,6 +52,8 @@ type Options struct {
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
+	// MaxBundles is how many bundles are written and read at once; others wait. Each takes up to 200 MB of memory. Default 4.
+	MaxBundles int64
 	// MaxConnections is how many connections Serve has. When there are more, those that no request is on make room. A
 	// quarter of them can have requests that are worked on, and a half watches, whatever MaxRequests and MaxWatches say.
 	// Default: half of the descriptors that the process may have, so that the engine has the others, and 10,000 at most.
@@ -108,6 +110,7 @@ func New(o Options) (*Server, error) {
 	o.MaxNamespaces = cmp.Or(o.MaxNamespaces, 1024)
 	o.MaxWatches = cmp.Or(o.MaxWatches, 1024)
 	o.MaxUploads = cmp.Or(o.MaxUploads, 256)
+	o.MaxBundles = cmp.Or(o.MaxBundles, 4)
 	o.Patience = cmp.Or(o.Patience, 30*time.Second)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, time.Minute)
 	o.UploadTimeout = cmp.Or(o.UploadTimeout, 10*time.Minute)
@@ -115,7 +118,7 @@ func New(o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxNamespaces < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 || o.MaxConnections < 0 || o.Share < 0 {
+	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxNamespaces < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.MaxBundles < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 || o.MaxConnections < 0 || o.Share < 0 {
 		return nil, errors.New("server: an option is negative")
 	}
 	if o.Share > 1 {

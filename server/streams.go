@@ -142,6 +142,16 @@ var (
 			false, (*Server).putAttachment,
 		},
 		{
+			"unbundle", "PUT", "/v1/bundle", "Takes a bundle, or more of it, and makes the sessions of it or brings them forward.", Write,
+			[]parameter{
+				{"upload", "the caller's id of this upload, to go on with it"},
+				{"offset", "where in the bundle the body begins"},
+				{"more", "anything, if the body is not the rest of the bundle"},
+				{"as", "the id of the session here, if the bundle has only one"},
+			},
+			false, (*Server).putBundle,
+		},
+		{
 			"upload", "GET", "/v1/upload", "Returns how many bytes of an upload have come.", Write,
 			[]parameter{{"upload", "the caller's id of the upload"}},
 			false, (*Server).upload,

@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -25,15 +23,14 @@ type uploads struct {
 	closed bool
 }
 
-// An upload is one call of PutAttachment, which reads what requests bring.
+// An upload is one call of the store, which reads what requests bring: an attachment, or a bundle.
 type upload struct {
 	u      *uploads
 	id     writeID
-	of     blob.Attachment // as announced
-	target wire.Target
+	what   string // is brought, and where
 	in     *io.PipeWriter
 	done   chan struct{} // closed when stored or err is set
-	stored blob.Attachment
+	stored wire.Progress
 	err    error
 	idle   *time.Timer
 
@@ -63,8 +60,8 @@ func (u *uploads) find(id writeID) *upload {
 	return u.byID[id]
 }
 
-// begin begins an upload, or returns the one of that id.
-func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, by *request, session *turnstone.Session) (*upload, error) {
+// begin begins an upload, or returns the one of that id. store stores what it reads, and notes that.
+func (u *uploads) begin(by *request, id writeID, what string, store func(io.Reader, *wire.Progress) error) (*upload, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if up := u.byID[id]; up != nil {
@@ -78,13 +75,13 @@ func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, by *reque
 		return nil, u.s.limits.uploads.busy(0)
 	}
 	r, w := io.Pipe()
-	up := &upload{u: u, id: id, of: of, target: t, in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
+	up := &upload{u: u, id: id, what: what, in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
 	up.idle = time.AfterFunc(u.s.o.UploadTimeout, func() {
 		w.CloseWithError(fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, u.s.o.UploadTimeout))
 	})
 	begun := by.space.work(u.s)(func() {
 		defer release()
-		up.stored, up.err = session.PutAttachment(context.Background(), r, of.Size, of.MediaType, of.Name)
+		up.err = store(r, &up.stored)
 		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
 		up.idle.Stop()
 		close(up.done)
@@ -106,14 +103,15 @@ func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, by *reque
 func (up *upload) progress() (*wire.Progress, error) {
 	up.mu.Lock()
 	defer up.mu.Unlock()
-	p := &wire.Progress{Offset: up.offset}
+	p := wire.Progress{}
+	var err error
 	select {
 	case <-up.done:
-		p.Attachment = &up.stored
-		return p, up.err
+		p, err = up.stored, up.err
 	default:
-		return p, nil
 	}
+	p.Offset = up.offset
+	return &p, err
 }
 
 // uploadID returns the id of the upload that a request is about.
@@ -165,6 +163,26 @@ func (s *Server) endUpload(r *request) error {
 
 // putAttachment takes bytes of an attachment.
 func (s *Server) putAttachment(r *request) error {
+	q := r.URL.Query()
+	size, err := number(q, "size", -1)
+	if err != nil {
+		return err
+	}
+	if q.Get("size") == "" {
+		size = -1
+	}
+	return s.put(r, func(ctx context.Context) (func(io.Reader, *wire.Progress) error, error) {
+		session, err := r.space.find(ctx, target(r))
+		return func(in io.Reader, p *wire.Progress) error {
+			a, err := session.PutAttachment(context.Background(), in, size, q.Get("mediaType"), q.Get("name"))
+			p.Attachment = &a
+			return err
+		}, err
+	})
+}
+
+// put takes bytes of an upload. If it has not begun, open returns the function that stores what is uploaded.
+func (s *Server) put(r *request, open func(context.Context) (func(io.Reader, *wire.Progress) error, error)) error {
 	id, err := uploadID(r)
 	if err != nil {
 		return err
@@ -174,31 +192,28 @@ func (s *Server) putAttachment(r *request) error {
 	if err != nil {
 		return err
 	}
-	size, err := number(q, "size", -1)
-	if err != nil {
-		return err
+	more := q.Get("more") != ""
+	for _, name := range []string{"upload", "offset", "more"} { // The others are the same in all requests of an upload.
+		q.Del(name)
 	}
-	if q.Get("size") == "" {
-		size = -1
-	}
-	t, of := target(r), blob.Attachment{Size: size, MediaType: q.Get("mediaType"), Name: q.Get("name")}
+	what := r.URL.Path + "?" + q.Encode()
 	up := s.uploads.find(id)
 	if up == nil {
 		if offset > 0 {
 			return wire.ErrUpload
 		}
-		session, err := r.space.find(r.Context(), t)
+		store, err := open(r.Context())
 		if err != nil {
 			return err
 		}
-		if up, err = s.uploads.begin(id, t, of, r, session); err != nil {
+		if up, err = s.uploads.begin(r, id, what, store); err != nil {
 			return err
 		}
 	}
-	if up.target != t || up.of != of {
-		return fmt.Errorf("%w: the upload of this id is of another attachment", wire.ErrRequest)
+	if up.what != what {
+		return fmt.Errorf("%w: the upload of this id is another one", wire.ErrRequest)
 	}
-	if err := up.take(r, s, offset, q.Get("more") != ""); err != nil {
+	if err := up.take(r, s, offset, more); err != nil {
 		return err
 	}
 	return up.answer(r)
@@ -262,9 +277,10 @@ func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
 		}
 	}
 	select {
-	case <-up.done:
-		return nil // answer says how it has ended.
+	case <-up.done: // answer says how it has ended.
+	case <-time.After(s.o.Heartbeat): // The caller asks again.
 	case <-r.Context().Done():
 		return r.Context().Err()
 	}
+	return nil
 }

@@ -135,15 +135,8 @@ func (a *app) unbundle() *cobra.Command {
 				return nil
 			}
 			p := printer{w: cmd.OutOrStdout()}
-			for _, s := range r.Sessions {
-				what := fmt.Sprintf("revision %d to %d", s.From, s.To)
-				switch {
-				case s.Created:
-					what = fmt.Sprintf("new, at revision %d", s.To)
-				case s.From == s.To:
-					what = fmt.Sprintf("stays at revision %d", s.To)
-				}
-				p.printf("%s  %s\n", clean(s.ID), what)
+			for i := range r.Sessions {
+				printUnbundled(&p, &r.Sessions[i])
 			}
 			return p.err
 		},
@@ -152,4 +145,16 @@ func (a *app) unbundle() *cobra.Command {
 	c.Flags().Var(&most, "max", "refuse a bundle that expands to more bytes; default no limit")
 	jsonFlag(c, &asLines)
 	return c
+}
+
+// printUnbundled prints a line about a session that came from another store.
+func printUnbundled(p *printer, s *turnstone.Unbundled) {
+	what := fmt.Sprintf("revision %d to %d", s.From, s.To)
+	switch {
+	case s.Created:
+		what = fmt.Sprintf("new, at revision %d", s.To)
+	case s.From == s.To:
+		what = fmt.Sprintf("stays at revision %d", s.To)
+	}
+	p.printf("%s  %s\n", clean(s.ID), what)
 }

@@ -177,7 +177,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status(), a.resume()}},
 		{"Look", []*cobra.Command{a.sessions(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
-		{"Move", []*cobra.Command{a.bundle(), a.unbundle()}},
+		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {

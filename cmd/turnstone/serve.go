@@ -30,6 +30,7 @@ const socketName = "turnstone.http"
 // A serving is what `turnstone serve` is told to do.
 type serving struct {
 	listen, tokens, cert, key string
+	stdio, mustExist          bool
 	maintain, scrub, idle     time.Duration
 	limits                    server.Options
 	log                       io.Writer // what goes wrong in the background
@@ -45,14 +46,20 @@ func (a *app) serve() *cobra.Command {
 			"Without --listen it is served on the Unix socket " + socketName + " in the store's directory, to processes of this user.\n" +
 			"A TCP port needs --tokens, and TLS unless it is on a loopback address. `turnstone token` makes a token.\n" +
 			"A request names a namespace, which is made if it does not exist; the default is the one that the other commands use.\n" +
-			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.",
+			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.\n" +
+			"With --stdio it serves who has started it, on the standard input and output, as `turnstone push` does through ssh.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.log = cmd.ErrOrStderr()
-			return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s)
+			if s.stdio {
+				return a.runServe(cmd.Context(), io.Discard, &s, newStdio(cmd.InOrStdin(), cmd.OutOrStdout()))
+			}
+			return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s, nil)
 		},
 	}
 	c.Flags().StringVar(&s.listen, "listen", "", "where: unix:PATH, or HOST:PORT; default unix:"+socketName+" in the store's directory")
+	c.Flags().BoolVar(&s.stdio, "stdio", false, "serve one connection, on the standard input and output")
+	c.Flags().BoolVar(&s.mustExist, "must-exist", false, "fail if there is no store, rather than make one")
 	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of 'turnstone token' each")
 	c.Flags().StringVar(&s.cert, "tls-cert", "", "file of the certificate, in PEM")
 	c.Flags().StringVar(&s.key, "tls-key", "", "file of the certificate's key, in PEM")
@@ -68,6 +75,10 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().IntVar(&o.MaxNamespaces, "max-namespaces", 0, "namespaces that are open at once; one that nobody uses makes room; default 1024")
 	c.Flags().Int64Var(&o.MaxWatches, "max-watches", 0, "watches at once; default 1024")
 	c.Flags().IntVar(&o.MaxUploads, "max-uploads", 0, "uploads that have begun and not ended; default 256")
+	c.Flags().Int64Var(&o.MaxBundles, "max-bundles", 0, "bundles that are written and read at once, each with up to 200 MB of memory; default 4")
+	for _, other := range []string{"listen", "tokens", "tls-cert", "tls-key"} {
+		c.MarkFlagsMutuallyExclusive("stdio", other)
+	}
 	c.Flags().DurationVar(&o.Patience, "patience", 0, "how long a request waits for others, and the server for who sends or takes nothing; default 30s")
 	return c
 }
@@ -104,8 +115,8 @@ func (a *app) token() *cobra.Command {
 	return c
 }
 
-// runServe serves the store until ctx ends.
-func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err error) {
+// runServe serves the store until ctx ends, on l, or on the address that s says if l is nil.
+func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Listener) (err error) {
 	o := s.limits
 	o.MaxRequestBytes, o.MaxBodyBytes = int64(s.request), int64(s.bodies)
 	o.Memory, o.Logger = a.options.Memory, slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -117,6 +128,13 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 	if err != nil {
 		return err
 	}
+	if s.mustExist {
+		if found, err := a.mayExist(); err != nil {
+			return err
+		} else if !found {
+			return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, a.shown())
+		}
+	}
 	e, err := a.open(ctx)
 	if err != nil {
 		return explainLocked(err)
@@ -125,7 +143,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		return a.namespace(ctx, e, namespace, mustExist, s)
 	}
-	first, err := turnstone.Open(ctx, e, &turnstone.Options{Memory: a.options.Memory}) // A store that can't be served is refused now.
+	first, err := turnstone.Open(ctx, e, &turnstone.Options{Memory: a.options.Memory, MustExist: s.mustExist}) // A store that can't be served is refused now.
 	if err != nil {
 		return err
 	}
@@ -137,9 +155,10 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, srv.Close()) }()
-	l, err := listen(ctx, address, o.Logger)
-	if err != nil {
-		return err
+	if l == nil {
+		if l, err = listen(ctx, address, o.Logger); err != nil {
+			return err
+		}
 	}
 	defer l.Close()
 	hup := make(chan os.Signal, 1)
@@ -174,7 +193,10 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 	if p.err != nil {
 		return p.err
 	}
-	return srv.Serve(ctx, l)
+	if err := srv.Serve(ctx, l); !errors.Is(err, errStdioEnded) {
+		return err
+	}
+	return nil
 }
 
 // namespace opens a namespace of the store that is served.
@@ -204,14 +226,14 @@ func (a *app) check(s *serving) (address string, err error) {
 	if s.scrub > 0 && s.maintain == 0 {
 		return "", usageError{errors.New("--scrub needs --maintain")}
 	}
-	if address == "" {
+	if address == "" && !s.stdio {
 		dir, ok := directory(a.url)
 		if !ok {
 			return "", usageError{errors.New("the store has no directory for a socket: say where to listen with --listen")}
 		}
 		address = "unix:" + filepath.Join(dir, socketName)
 	}
-	if strings.HasPrefix(address, "unix:") {
+	if s.stdio || strings.HasPrefix(address, "unix:") {
 		if s.cert != "" {
 			return "", usageError{errors.New("a Unix socket has no TLS")}
 		}

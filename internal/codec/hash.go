@@ -54,6 +54,7 @@ var (
 	HeadsHash   = hashContext("turnstone v1 heads of a copy")
 	RecordHash  = hashContext("turnstone v1 record version")
 	BundleHash  = hashContext("turnstone v1 bundle")
+	RestHash    = hashContext("turnstone v1 rest of a session")
 )
 
 func hashContext(s string) *HashContext {

@@ -262,8 +262,8 @@ func (st *Lifecycle) addRest(ctx context.Context, s *history.Session, stones []S
 	return needed, nil
 }
 
-// addKept makes b keep those revisions that are retained here, or new, and that have not these names. It reports whether
-// there are any. life is the lifecycle record that stands.
+// addKept makes b keep those revisions that are retained here, or new, unless the name stands for the same one or a later
+// one here. It reports whether there are any. life is the lifecycle record that stands.
 func (st *Lifecycle) addKept(ctx context.Context, s *history.Session, add []head.Kept, life, next *head.Life, b *engine.Batch) (added bool, err error) {
 	if len(add) == 0 {
 		return false, nil
@@ -274,10 +274,11 @@ func (st *Lifecycle) addKept(ctx context.Context, s *history.Session, add []head
 	}
 	for _, k := range add {
 		retained := k.Revision >= life.Floor || slices.ContainsFunc(kept, func(old head.Kept) bool { return old.Revision == k.Revision })
-		if !retained || slices.Contains(kept, k) {
+		named := slices.IndexFunc(kept, func(old head.Kept) bool { return old.Name == k.Name })
+		isNew := named < 0
+		if !retained || !isNew && kept[named].Revision >= k.Revision {
 			continue
 		}
-		isNew := !slices.ContainsFunc(kept, func(old head.Kept) bool { return old.Name == k.Name })
 		if err := history.KeepRevision(s, k, isNew, st.Store.Limits.Kept, next, b); err != nil {
 			return false, err
 		}

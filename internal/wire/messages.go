@@ -366,6 +366,7 @@ type Attachment = blob.Attachment
 
 // Progress says how much of an upload has come.
 type Progress struct {
-	Offset     int64       `json:"offset"`
-	Attachment *Attachment `json:"attachment,omitempty"` // once all has come and is stored
+	Offset     int64                     `json:"offset"`
+	Attachment *Attachment               `json:"attachment,omitempty"` // once all of it has come and is stored
+	Bundle     *turnstone.UnbundleReport `json:"bundle,omitempty"`     // once all of it has come and its sessions are there
 }

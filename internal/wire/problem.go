@@ -87,6 +87,7 @@ type Error struct {
 	Conflict       *turnstone.ConflictError       `json:"conflict,omitempty"`
 	TurnConflict   *turnstone.TurnConflictError   `json:"turnConflict,omitempty"`
 	RecordConflict *turnstone.RecordConflictError `json:"recordConflict,omitempty"`
+	Diverged       *turnstone.DivergedError       `json:"diverged,omitempty"`
 	Limit          *turnstone.LimitError          `json:"limit,omitempty"`
 	Invalid        *turnstone.InvalidError        `json:"invalid,omitempty"`
 	Damage         *Damage                        `json:"damage,omitempty"`
@@ -123,6 +124,7 @@ func ErrorOf(err error) *Error {
 	errors.As(err, &out.Conflict)
 	errors.As(err, &out.TurnConflict)
 	errors.As(err, &out.RecordConflict)
+	errors.As(err, &out.Diverged)
 	errors.As(err, &out.Limit)
 	errors.As(err, &out.Invalid)
 	errors.As(err, &out.Format)
@@ -157,6 +159,9 @@ func (e *Error) Unwrap() []error {
 	}
 	if e.RecordConflict != nil {
 		out = append(out, e.RecordConflict)
+	}
+	if e.Diverged != nil {
+		out = append(out, e.Diverged)
 	}
 	if e.Limit != nil {
 		out = append(out, e.Limit)

@@ -116,6 +116,18 @@ type (
 		Target
 		After head.Revision `json:"after,omitzero"`
 	}
+	StandingQueries struct {
+		Sessions []turnstone.StandingQuery `json:"sessions"`
+	}
+	Standings struct {
+		Sessions []turnstone.Standing `json:"sessions"`
+	}
+	// A Bundle asks for a bundle. Who was cut off asks for the bytes from an offset on.
+	Bundle struct {
+		Sessions []turnstone.Bundled `json:"sessions"`
+		Offset   int64               `json:"offset,omitzero"`
+		Before   string              `json:"before,omitempty"` // the SHA-256 of the bytes before the offset, in hexadecimal
+	}
 	Uploads struct {
 		Uploads []turnstone.Upload `json:"uploads"`
 	}

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+// sshDialer returns a function that connects with `turnstone serve --stdio` on another machine, by the command ssh.
+func sshDialer(address string, mustExist bool) (func(context.Context) (net.Conn, error), error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || strings.Trim(u.Path, "/") == "" || u.Fragment != "" {
+		return nil, fmt.Errorf("client: %q is no address of a store: want ssh://[USER@]HOST[:PORT]/DIR", address)
+	}
+	_, password := u.User.Password()
+	command := "turnstone"
+	for name, values := range u.Query() {
+		if name != "command" || len(values) != 1 || values[0] == "" {
+			return nil, fmt.Errorf("client: %q: the only parameter is command, the path of turnstone there", address)
+		}
+		command = values[0]
+	}
+	host := u.Hostname()
+	if name := u.User.Username(); name != "" {
+		host = name + "@" + host
+	}
+	if password || strings.HasPrefix(host, "-") || strings.ContainsAny(host, " \t\n") {
+		return nil, fmt.Errorf("client: %q is not a host for ssh", host)
+	}
+	dir := u.Path
+	if rest, home := strings.CutPrefix(dir, "/~/"); home {
+		dir = rest
+	}
+	args := []string{"-T"}
+	if port := u.Port(); port != "" {
+		args = append(args, "-p", port)
+	}
+	serve := quoted(command) + " serve --stdio --store=" + quoted(dir) // for the shell there
+	if mustExist {
+		serve += " --must-exist"
+	}
+	args = append(args, "--", host, serve)
+	return func(ctx context.Context) (net.Conn, error) { return startConn(ctx, exec.Command("ssh", args...)) }, nil
+}
+
+// quoted returns text as one word of a POSIX shell.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+
+// A processConn is a connection with the standard input and output of a process.
+type processConn struct {
+	io.ReadCloser
+	io.WriteCloser
+	command *exec.Cmd
+	said    *tail
+	ended   sync.Once
+	err     error
+}
+
+// startConn starts a process. It goes on when ctx ends, until the connection is closed.
+func startConn(ctx context.Context, c *exec.Cmd) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	out := &processConn{command: c, said: &tail{}}
+	c.Stderr = out.said
+	c.WaitDelay = time.Second
+	var err error
+	if out.WriteCloser, err = c.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if out.ReadCloser, err = c.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	return out, c.Start()
+}
+
+// Read implements net.Conn. When the process has ended, the error has what it said last.
+func (p *processConn) Read(b []byte) (int, error) {
+	n, err := p.ReadCloser.Read(b)
+	if err == nil {
+		return n, nil
+	}
+	_ = p.Close()
+	if said := p.said.String(); said != "" {
+		err = fmt.Errorf("%w: %s: %s", io.ErrUnexpectedEOF, p.command.Args[0], said)
+	}
+	return n, err
+}
+
+// Close implements net.Conn. A process that does not end by itself is killed.
+func (p *processConn) Close() error {
+	p.ended.Do(func() {
+		_ = p.WriteCloser.Close()
+		kill := time.AfterFunc(time.Second, func() { _ = p.command.Process.Kill() })
+		defer kill.Stop()
+		p.err = p.command.Wait()
+		var exit *exec.ExitError
+		if errors.As(p.err, &exit) {
+			p.err = nil // Who reads is told.
+		}
+	})
+	return p.err
+}
+
+// The process has neither addresses nor deadlines.
+func (p *processConn) LocalAddr() net.Addr              { return processAddr{} }
+func (p *processConn) RemoteAddr() net.Addr             { return processAddr{} }
+func (p *processConn) SetDeadline(time.Time) error      { return nil }
+func (p *processConn) SetReadDeadline(time.Time) error  { return nil }
+func (p *processConn) SetWriteDeadline(time.Time) error { return nil }
+
+type processAddr struct{}
+
+func (processAddr) Network() string { return "ssh" }
+func (processAddr) String() string  { return "ssh" }
+
+// A tail keeps the end of what is written to it.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 2 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, b...)
+	t.text = t.text[max(0, len(t.text)-tailBytes):]
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.text))
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
+)
+
+// tokenVariable names the environment variable with the token for a server: other users see the arguments of a command.
+const tokenVariable = "TURNSTONE_TOKEN"
+
+// A pushing is what `turnstone push` and `turnstone pull` are told to do.
+type pushing struct {
+	turnstone.PushOptions
+	asLines       bool
+	since         age
+	namespace, ca string // of the other store
+}
+
+const otherStore = "The other store is ssh://[USER@]HOST[:PORT]/DIR, where the command ssh starts turnstone in its PATH (?command=FILE names\n" +
+	"another file), or a server: https://HOST:PORT, http://HOST:PORT or unix:SOCKET, with the token in " + tokenVariable + ",\n" +
+	"which needs the scopes read and write; or what --store takes.\n"
+
+func (p *pushing) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&p.All, "all", false, "all sessions")
+	c.Flags().StringVar(&p.Group, "group", "", "all sessions of this group and of the groups below it")
+	c.Flags().Var(&p.since, "since", "of --group or --all, those that were updated within this time, for example 36h or 30d")
+	c.Flags().StringVar(&p.As, "as", "", "the id that the session gets there, if it is one")
+	p.other(c)
+}
+
+// other has the flags about the other store.
+func (p *pushing) other(c *cobra.Command) {
+	c.Flags().StringVar(&p.namespace, "namespace", "", "the namespace of the other store")
+	c.Flags().StringVar(&p.ca, "ca", "", "file of the certificates of the authority that has signed the server's, in PEM")
+	jsonFlag(c, &p.asLines)
+}
+
+func (a *app) push() *cobra.Command {
+	p := &pushing{}
+	c := &cobra.Command{
+		Use:   "push [SESSION]... STORE",
+		Short: "Bring sessions to another store",
+		Long: "Bring sessions to another store, which gets what it lacks of them: revisions, branches, checkpoints, attachments,\n" +
+			"records and metadata. A session goes forward only. If it has other commits there than here, it stays as it is, and the command\n" +
+			"fails when the others are pushed; --as gives it an id of its own there. What was deleted here stays there.\n" + otherStore +
+			"The command can be repeated: a second one sends nothing, and one that was interrupted goes on.",
+		Example: "turnstone push trip ssh://laptop/home/ada/store\nturnstone push --all --since 7d https://store.example.com:8088",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p.Sessions = args[:len(args)-1]
+			return p.run(cmd, a, a.at(args[len(args)-1], p), true)
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func (a *app) pull() *cobra.Command {
+	p := &pushing{}
+	c := &cobra.Command{
+		Use:   "pull STORE [SESSION]...",
+		Short: "Bring sessions from another store",
+		Long: "Bring sessions from another store: what `turnstone push` does there, with this store as the other one. If a session\n" +
+			"has other commits there than here, the one here stays as it is, and --as gives the other one an id of its own.\n" + otherStore,
+		Example: "turnstone pull ssh://laptop/~/store trip\nturnstone pull ssh://laptop/~/store trip --as trip/laptop",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p.Sessions = args[1:]
+			return p.run(cmd, a.at(args[0], p), a, false)
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func (a *app) clone() *cobra.Command {
+	p := &pushing{}
+	c := &cobra.Command{
+		Use:   "clone STORE [DIR]",
+		Short: "Make a store with all sessions of another one",
+		Long: "Make a store with all sessions of another one, in DIR or where --store says. An interrupted command can be repeated.\n" +
+			"`turnstone pull STORE --all` brings it up to date later. `turnstone copy` copies the records of an engine instead,\n" +
+			"with all namespaces and the feed, and makes a copy of the same store.\n" + otherStore,
+		Example: "turnstone clone ssh://laptop/~/store laptop.pebble",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := *a
+			if len(args) == 2 {
+				to.url = args[1]
+			}
+			p.All = true
+			return p.run(cmd, a.at(args[0], p), &to, false)
+		},
+	}
+	p.other(c)
+	return c
+}
+
+// A side is a store that is pushed from or to: that of an *app, or one behind a server.
+type side interface {
+	peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) error
+}
+
+// peer calls f with the store.
+func (a *app) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) error {
+	return a.with(ctx, mustExist, func(st *turnstone.Store) error { return f(st) })
+}
+
+// at returns the store at an address.
+func (a *app) at(address string, p *pushing) side {
+	for _, begin := range []string{"ssh://", "https://", "http://", "unix:"} {
+		if strings.HasPrefix(address, begin) {
+			return &remote{address, p}
+		}
+	}
+	other := *a
+	other.url, other.onlyRead, other.options.Namespace = address, false, p.namespace
+	return &other
+}
+
+// A remote is a store behind a server.
+type remote struct {
+	address string
+	p       *pushing
+}
+
+func (r *remote) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) (err error) {
+	o := &client.Options{Token: os.Getenv(tokenVariable), Namespace: r.p.namespace, MustExist: mustExist}
+	if r.p.ca != "" {
+		text, err := os.ReadFile(r.p.ca)
+		if err != nil {
+			return err
+		}
+		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
+		if !o.TLS.RootCAs.AppendCertsFromPEM(text) {
+			return fmt.Errorf("%s has no certificate in PEM", r.p.ca)
+		}
+	}
+	c, err := client.Open(ctx, r.address, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	return f(c)
+}
+
+// run pushes from one store to the other. outward says that from is the store of the command.
+func (p *pushing) run(cmd *cobra.Command, from, to side, outward bool) error {
+	if p.since > 0 {
+		p.ChangedSince = time.Now().Add(-time.Duration(p.since))
+	}
+	ctx := cmd.Context()
+	out := printer{w: cmd.OutOrStdout()}
+	p.Progress = func(s turnstone.Unbundled) {
+		if p.asLines && out.err == nil {
+			out.err = asJSON(out.w, s)
+		} else if !p.asLines {
+			printUnbundled(&out, &s)
+		}
+	}
+	var r *turnstone.PushReport
+	err := from.peer(ctx, true, func(source turnstone.Peer) error {
+		return to.peer(ctx, false, func(target turnstone.Peer) (err error) {
+			r, err = turnstone.Push(ctx, source, target, p.PushOptions)
+			return err
+		})
+	})
+	if err != nil {
+		return errors.Join(explained(err, outward), out.err)
+	}
+	if !p.asLines {
+		out.printf("%s came, %s; %d had all already\n", plural(len(r.Sessions), "session"), size(uint64(r.Bytes)), r.Same)
+	}
+	return out.err
+}
+
+// explained says of each session that has diverged where it stands here and there, as who gave the command sees it: of a
+// push, the other store is there.
+func explained(err error, outward bool) error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var out []error
+		for _, one := range all.Unwrap() {
+			out = append(out, explained(one, outward))
+		}
+		return errors.Join(out...)
+	}
+	var d *turnstone.DivergedError
+	if !errors.As(err, &d) {
+		return err
+	}
+	seen := *d
+	if outward {
+		seen.Here, seen.There = d.There, d.Here
+	}
+	return fmt.Errorf("%w; --as gives the other one an id of its own", &seen)
+}
