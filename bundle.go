@@ -67,6 +67,12 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 type UnbundleOptions struct {
 	// As is the id that the session gets here, if the bundle has only one. Default: the one that it has in the bundle.
 	As string
+	// Branch, if set, keeps both if the only session of the bundle has diverged from the one here: what that has got elsewhere
+	// becomes a branch of it, whose end is kept under this name. Its nodes have their ids, and their commits are new
+	// ones, with usage and labels, as of now. At the revision that is kept, leaf and checkpoint are those of the
+	// other side, and after it again those of here. Commits of the other side that added no nodes don't come. A name
+	// that is in use moves. If the session has not diverged, Branch has no effect.
+	Branch string
 	// MaxBytes is how many bytes the bundle may expand to, for bundles that come from strangers. Default: no limit.
 	MaxBytes int64
 }
@@ -82,6 +88,8 @@ type Unbundled struct {
 	Created bool          `json:"created,omitzero"`
 	From    head.Revision `json:"from"` // where it stood before
 	To      head.Revision `json:"to"`   // where it stands; From if nothing came
+	// Branch is the revision that is kept for what has diverged: see UnbundleOptions.Branch.
+	Branch head.Revision `json:"branch,omitzero"`
 }
 
 // Unbundle reads what Bundle has written, and makes the sessions. Nodes, commits and blobs have the ids that they have
@@ -93,7 +101,7 @@ type Unbundled struct {
 // same one at an earlier revision, it goes on from there, in few batches: each leaves it at a revision that the other
 // one had. Its tombstones and kept revisions become those of both, and of metadata and of each record the later ones
 // stay. If the session here has more than the one in the bundle, it stays at its revision. If they have gone different
-// ways, the error is a *DivergedError: with As the other one gets an id of its own. If it is another session of the same
+// ways, the error is a *DivergedError: with As the other one gets an id of its own, and with Branch it becomes a branch. If it is another session of the same
 // id, the error matches ErrExists.
 //
 // After an error a call with the same bundle goes on. What was stored of sessions that are not there is removed by GC
@@ -113,6 +121,11 @@ func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 			return nil, err
 		}
 	}
+	c := checker{of: "kept revision"}
+	c.text("name", o.Branch, 0, MaxLabel)
+	if c.err != nil {
+		return nil, c.err
+	}
 	return observed(ctx, s, OpUnbundle, o.As, func(ctx context.Context) (*UnbundleReport, error) {
 		return s.unbundle(ctx, r, o)
 	}, func(r *UnbundleReport, out *Outcome) { out.Items = len(r.Sessions) })
@@ -120,7 +133,7 @@ func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 
 func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
 	received, err := bundle.Read(ctx, s.lifecycle, r, bundle.Options{
-		As: o.As, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
+		As: o.As, Branch: o.Branch, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
 		CheckAbout: func(a *head.About) error {
 			_, err := CheckMetadata(a.Metadata)
 			return err
@@ -128,7 +141,7 @@ func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 	})
 	out := &UnbundleReport{}
 	for _, in := range received {
-		out.Sessions = append(out.Sessions, Unbundled{ID: in.ID, Created: in.Created, From: in.From, To: in.To})
+		out.Sessions = append(out.Sessions, Unbundled{ID: in.ID, Created: in.Created, From: in.From, To: in.To, Branch: in.Branch})
 		s.changed(in.Session.Inc)
 		s.handle(in.Session, nil).sealLater()
 	}

@@ -114,6 +114,8 @@ type PushOptions struct {
 	ChangedSince time.Time
 	// As is the id that the session has in the other store, if there is only one. Default: the same.
 	As string
+	// Branch is UnbundleOptions.Branch, for sessions that have diverged.
+	Branch string
 	// Progress, if set, is called with each session that was made or brought forward.
 	Progress func(Unbundled)
 }
@@ -130,7 +132,7 @@ type PushReport struct {
 // the other store has of its own stays. A deletion is not pushed. To pull is to push from the other store.
 //
 // Of a session that has diverged nothing is pushed, and the error, which comes when all others were, matches
-// ErrDiverged: with As, it gets an id of its own there. If another session has the id there, the error matches
+// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has the id there, the error matches
 // ErrExists. A fork whose parent is not there brings a copy of what it inherits. If the parent is there, it is brought forward
 // as well, and the fork shares its history.
 //
@@ -222,38 +224,48 @@ func (p *pushing) there(id string) string { return cmp.Or(p.o.As, id) }
 func (p *pushing) some(ctx context.Context, ids []string) (refused []error, err error) {
 	var last []Bundled
 	parents := true // those of new forks go with them
-	for failed := 0; ; {
-		var of []Bundled
-		var same int
-		of, same, refused, err = p.compare(ctx, ids, parents)
-		if err == nil && len(of) == 0 {
-			p.report.Same += same
-			return refused, nil
-		}
-		if failed++; !slices.Equal(of, last) {
-			failed, last = 1, of
-		}
+	for failed := 1; ; failed++ {
+		var l lacking
+		l, err = p.compare(ctx, ids, parents)
 		if err == nil {
+			if !slices.Equal(l.of, last) {
+				failed, last = 1, l.of
+			}
 			var received bool
-			received, err = p.send(ctx, of)
+			received, err = p.sendAll(ctx, &l)
 			parents = parents && !(received && errors.Is(err, ErrConflict))
 		}
 		switch {
 		case err == nil:
-			p.report.Same += same
-			return refused, nil
+			p.report.Same += l.same
+			return l.refused, nil
 		case errors.Is(err, ErrBundle) && len(ids) > 1: // because of one of them
 			return p.each(ctx, ids)
 		case failed == pushAttempts || !goesOn(err) || ctx.Err() != nil:
-			return refused, err
+			return l.refused, err
 		}
 		pause := time.Duration(failed*failed)*20*time.Millisecond + rand.N(20*time.Millisecond)
 		select {
 		case <-ctx.Done():
-			return refused, ctx.Err()
+			return l.refused, ctx.Err()
 		case <-time.After(pause):
 		}
 	}
+}
+
+// sendAll sends what the other store lacks: what has diverged one by one.
+func (p *pushing) sendAll(ctx context.Context, l *lacking) (received bool, err error) {
+	if len(l.of) > 0 {
+		if received, err = p.send(ctx, "", l.of...); err != nil {
+			return received, err
+		}
+	}
+	for _, one := range l.diverged {
+		if received, err = p.send(ctx, p.o.Branch, one); err != nil {
+			return received, err
+		}
+	}
+	return true, nil
 }
 
 // each pushes sessions one by one.
@@ -282,71 +294,86 @@ func goesOn(err error) bool {
 	return false
 }
 
+// A lacking is what the other store lacks of some sessions.
+type lacking struct {
+	of       []Bundled
+	diverged []Bundled // those that become branches, since the last common commit
+	same     int       // how many sessions it lacks nothing of
+	refused  []error   // of those that can't be pushed
+}
+
 // compare finds out what the other store lacks of sessions, and of the parents of those that are new there if parents is
-// set. same counts those of which it lacks nothing; refused are the errors of those that can't be pushed.
-func (p *pushing) compare(ctx context.Context, ids []string, parents bool) (of []Bundled, same int, refused []error, err error) {
+// set.
+func (p *pushing) compare(ctx context.Context, ids []string, parents bool) (l lacking, err error) {
 	pairs, err := p.pairs(ctx, ids)
 	if err != nil {
-		return nil, 0, nil, err
+		return l, err
 	}
 	var missing []string
 	for _, id := range ids {
 		pair := pairs[id]
 		switch {
 		case pair.here == nil && len(p.o.Sessions) > 0:
-			return nil, 0, nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
+			return l, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
 		case pair.here == nil: // It was deleted since it was listed.
 			continue
 		}
-		since, lacks, err := p.lacks(ctx, pair)
-		if err != nil {
-			var diverged *DivergedError
-			if !errors.As(err, &diverged) && !errors.Is(err, ErrExists) {
-				return nil, 0, nil, err
-			}
-			refused = append(refused, err)
-			continue
-		}
-		_, tried := p.tried[p.there(id)]
-		switch {
-		case lacks:
-			of = append(of, Bundled{ID: id, Since: since})
-			if !tried {
-				p.tried[p.there(id)] = pair.before(p.there(id))
-			}
-		case tried: // An attempt that failed in the end has brought it.
-			p.came(Unbundled{ID: p.there(id), To: pair.there.Revision})
-		default:
-			same++
+		if err := p.add(ctx, &l, pair); err != nil {
+			return l, err
 		}
 		if parent := pair.here.Parent; parents && p.o.As == "" && pair.there == nil && parent != "" && !slices.Contains(ids, parent) && !slices.Contains(missing, parent) {
 			missing = append(missing, parent)
 		}
 	}
 	if pairs, err = p.pairs(ctx, missing); err != nil {
-		return nil, 0, nil, err
+		return l, err
 	}
 	for _, id := range missing {
 		if pair := pairs[id]; pair.here != nil && pair.there != nil {
 			if since, _, err := p.lacks(ctx, pair); err == nil {
-				of = append(of, Bundled{ID: id, Since: since})
+				l.of = append(l.of, Bundled{ID: id, Since: since})
 			}
 		}
 	}
-	return of, same, refused, nil
+	return l, nil
+}
+
+// add adds what the other store lacks of a session.
+func (p *pushing) add(ctx context.Context, l *lacking, pair pair) error {
+	id := p.there(pair.here.ID)
+	since, lacks, err := p.lacks(ctx, pair)
+	var diverged *DivergedError
+	before, tried := p.tried[id]
+	switch {
+	case errors.As(err, &diverged) && p.o.Branch != "":
+		l.diverged = append(l.diverged, Bundled{ID: pair.here.ID, Since: diverged.Common.Revision})
+	case err != nil && (diverged != nil || errors.Is(err, ErrExists)):
+		l.refused = append(l.refused, err)
+		return nil
+	case err != nil:
+		return err
+	case lacks:
+		l.of = append(l.of, Bundled{ID: pair.here.ID, Since: since})
+	case tried: // An attempt that failed in the end has brought it.
+		before.To = pair.there.Revision
+		p.came(before)
+		return nil
+	default:
+		l.same++
+		return nil
+	}
+	if !tried {
+		if before = (Unbundled{ID: id, Created: true}); pair.there != nil {
+			before = Unbundled{ID: id, From: pair.there.Revision}
+		}
+		p.tried[id] = before
+	}
+	return nil
 }
 
 // A pair is where a session stands in both stores. At of each has the commit at the revision where the other one
 // stands, if it is not beyond its own. A session that is not there is nil.
 type pair struct{ here, there *Standing }
-
-// before says where a session stands in the other store, before it has come.
-func (of pair) before(id string) Unbundled {
-	if of.there == nil {
-		return Unbundled{ID: id, Created: true}
-	}
-	return Unbundled{ID: id, From: of.there.Revision}
-}
 
 // pairs compares where sessions stand.
 func (p *pushing) pairs(ctx context.Context, ids []string) (map[string]pair, error) {
@@ -466,7 +493,7 @@ func (p *pushing) common(ctx context.Context, of pair) (Point, error) {
 }
 
 // send sends a bundle from one store to the other. received tells that it has come whole.
-func (p *pushing) send(ctx context.Context, of []Bundled) (received bool, err error) {
+func (p *pushing) send(ctx context.Context, branch string, of ...Bundled) (received bool, err error) {
 	r, w := io.Pipe()
 	written := make(chan error, 1)
 	count := &counter{w: w}
@@ -475,7 +502,7 @@ func (p *pushing) send(ctx context.Context, of []Bundled) (received bool, err er
 		_ = w.CloseWithError(err)
 		written <- err
 	}()
-	got, err := p.to.Unbundle(ctx, r, UnbundleOptions{As: p.o.As})
+	got, err := p.to.Unbundle(ctx, r, UnbundleOptions{As: p.o.As, Branch: branch})
 	_ = r.CloseWithError(errEnded)
 	bundled := <-written
 	p.report.Bytes += count.n

@@ -63,6 +63,9 @@ func (c *Client) Unbundle(ctx context.Context, r io.Reader, o turnstone.Unbundle
 	if o.As != "" {
 		u.query.Set("as", o.As)
 	}
+	if o.Branch != "" {
+		u.query.Set("branch", o.Branch)
+	}
 	p, err := u.all(ctx, r, -1)
 	if err != nil {
 		return nil, err

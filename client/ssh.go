@@ -89,7 +89,7 @@ func (p *processConn) Read(b []byte) (int, error) {
 	}
 	_ = p.Close()
 	if said := p.said.String(); said != "" {
-		err = fmt.Errorf("%w: %s: %s", io.ErrUnexpectedEOF, p.command.Args[0], said)
+		err = fmt.Errorf("%s: %s", p.command.Args[0], said)
 	}
 	return n, err
 }

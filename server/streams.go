@@ -148,6 +148,7 @@ var (
 				{"offset", "where in the bundle the body begins"},
 				{"more", "anything, if the body is not the rest of the bundle"},
 				{"as", "the id of the session here, if the bundle has only one"},
+				{"branch", "the name that is kept for what has diverged, which becomes a branch, if the bundle has only one session"},
 			},
 			false, (*Server).putBundle,
 		},

@@ -3,10 +3,15 @@ package tests
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // push pushes between two stores.
@@ -81,5 +86,121 @@ func TestPU1_APushBringsWhatIsMissing(t *testing.T) {
 			push(t, from, to, turnstone.PushOptions{All: true})
 			sameThere(t, from, to, false, ids(t, from)...)
 		})
+	}
+}
+
+// apart makes two stores that share sessions, each with commits of its own.
+func apart(t *testing.T, seed uint64) (a, b *turnstone.Store, here, there *past) {
+	_, a = onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	_, b = onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	here = newPast(t, a, seed)
+	for range 30 {
+		here.step()
+	}
+	push(t, a, b, turnstone.PushOptions{All: true})
+	there = &past{t: t, r: rand.New(rand.NewPCG(seed, 48)), st: b, ids: slices.Clone(here.ids), parts: maps.Clone(here.parts), n: 10_000}
+	return a, b, here, there
+}
+
+// nodesOf returns the ids of all nodes that a session shows, and their payloads.
+func nodesOf(t *testing.T, s *turnstone.Session) map[graph.ID]string {
+	t.Helper()
+	state, err := s.Load(ctx, turnstone.Scope{Full: true})
+	must(t, err)
+	out := map[graph.ID]string{}
+	for _, n := range state.Nodes {
+		out[n.ID] = string(n.Payload)
+	}
+	return out
+}
+
+// An end is where a session stands for a host: its path, and its checkpoint.
+type end struct {
+	Leaf  graph.ID
+	Parts map[string][]byte
+}
+
+func endOf(t *testing.T, s *turnstone.Session, at head.Revision) (out end) {
+	t.Helper()
+	state, err := s.Load(ctx, turnstone.Scope{At: at})
+	must(t, err)
+	out.Leaf = state.Leaf
+	out.Parts, err = s.Checkpoint(ctx, at)
+	must(t, err)
+	return out
+}
+
+// Of two stores in which a session went on, each tells the other that it has diverged, and has both branches in the end.
+func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
+	for seed := range randomHistories() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			a, b, here, there := apart(t, seed)
+			for range 3 {
+				for range 15 {
+					here.commit()
+					there.commit()
+				}
+				for _, id := range here.ids {
+					ours, theirs := session(t, a, id), session(t, b, id)
+					before, other := endOf(t, ours, 0), endOf(t, theirs, 0)
+					want := nodesOf(t, ours)
+					maps.Copy(want, nodesOf(t, theirs))
+					from, err := ours.Info(ctx)
+					must(t, err)
+
+					_, err = turnstone.Push(ctx, b, a, turnstone.PushOptions{Sessions: []string{id}})
+					var diverged *turnstone.DivergedError
+					if !errors.As(err, &diverged) {
+						must(t, err) // It has not.
+						continue
+					}
+					if diverged.Here.Commit != from.Commit || diverged.Session != id {
+						t.Fatalf("%+v, and %s is at %s", diverged, id, from.Commit)
+					}
+					checkCommon(t, ours, theirs, diverged.Common)
+
+					pull := turnstone.PushOptions{Sessions: []string{id}, Branch: "theirs"}
+					r := push(t, b, a, pull)
+					if len(r.Sessions) != 1 || r.Sessions[0].From != from.Revision || r.Sessions[0].Branch == 0 {
+						t.Fatalf("%+v", r)
+					}
+					if got := nodesOf(t, ours); !maps.Equal(got, want) {
+						t.Fatalf("%d nodes, want %d", len(got), len(want))
+					}
+					if got := endOf(t, ours, 0); !reflect.DeepEqual(got, before) {
+						t.Fatal("it stands elsewhere than before")
+					}
+					if got := endOf(t, ours, r.Sessions[0].Branch); !reflect.DeepEqual(got, other) {
+						t.Fatal("the branch does not end where the other one stands")
+					}
+					again := push(t, b, a, pull)
+					if len(again.Sessions) != 1 || again.Sessions[0].To != r.Sessions[0].To {
+						t.Fatalf("again: %+v, and before %+v", again, r)
+					}
+				}
+				verify(t, a)
+				a, b, here, there = b, a, there, here
+			}
+		})
+	}
+}
+
+// checkCommon fails the test unless a commit is the last one that two sessions share.
+func checkCommon(t *testing.T, a, b *turnstone.Session, common turnstone.Point) {
+	t.Helper()
+	commits := func(s *turnstone.Session) (out []head.CommitID) {
+		for e, err := range s.Log(ctx, 0) {
+			must(t, err)
+			out = append(out, e.Commit)
+		}
+		return out
+	}
+	of, other := commits(a), commits(b)
+	n := 0
+	for n < len(of) && n < len(other) && of[n] == other[n] {
+		n++
+	}
+	if int(common.Revision) != n || n > 0 && common.Commit != of[n-1] {
+		t.Fatalf("the last common commit is %d, not %+v", n, common)
 	}
 }

@@ -142,6 +142,7 @@ func (a *app) unbundle() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.As, "as", "", "the id of the session here, if the bundle has only one")
+	c.Flags().StringVar(&o.Branch, "branch", "", "if the only session of the bundle has diverged, make it a branch whose end is kept under this name")
 	c.Flags().Var(&most, "max", "refuse a bundle that expands to more bytes; default no limit")
 	jsonFlag(c, &asLines)
 	return c
@@ -151,6 +152,8 @@ func (a *app) unbundle() *cobra.Command {
 func printUnbundled(p *printer, s *turnstone.Unbundled) {
 	what := fmt.Sprintf("revision %d to %d", s.From, s.To)
 	switch {
+	case s.Branch > 0:
+		what = fmt.Sprintf("revision %d to %d, with a branch whose end is revision %d", s.From, s.To, s.Branch)
 	case s.Created:
 		what = fmt.Sprintf("new, at revision %d", s.To)
 	case s.From == s.To:

@@ -36,6 +36,7 @@ func (p *pushing) flags(c *cobra.Command) {
 	c.Flags().StringVar(&p.Group, "group", "", "all sessions of this group and of the groups below it")
 	c.Flags().Var(&p.since, "since", "of --group or --all, those that were updated within this time, for example 36h or 30d")
 	c.Flags().StringVar(&p.As, "as", "", "the id that the session gets there, if it is one")
+	c.Flags().StringVar(&p.Branch, "branch", "", "if a session has diverged, make what comes a branch of it, whose end is kept under this name")
 	p.other(c)
 }
 
@@ -72,7 +73,7 @@ func (a *app) pull() *cobra.Command {
 		Use:   "pull STORE [SESSION]...",
 		Short: "Bring sessions from another store",
 		Long: "Bring sessions from another store: what `turnstone push` does there, with this store as the other one. If a session\n" +
-			"has other commits there than here, the one here stays as it is, and --as gives the other one an id of its own.\n" + otherStore,
+			"has other commits there than here, the one here stays as it is, and --as gives the other one an id of its own, and --branch makes it a branch.\n" + otherStore,
 		Example: "turnstone pull ssh://laptop/~/store trip\nturnstone pull ssh://laptop/~/store trip --as trip/laptop",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -188,16 +189,16 @@ func (p *pushing) run(cmd *cobra.Command, from, to side, outward bool) error {
 // explained says of each session that has diverged where it stands here and there, as who gave the command sees it: of a
 // push, the other store is there.
 func explained(err error, outward bool) error {
+	var d *turnstone.DivergedError
+	if !errors.As(err, &d) {
+		return err
+	}
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var out []error
 		for _, one := range all.Unwrap() {
 			out = append(out, explained(one, outward))
 		}
 		return errors.Join(out...)
-	}
-	var d *turnstone.DivergedError
-	if !errors.As(err, &d) {
-		return err
 	}
 	seen := *d
 	if outward {

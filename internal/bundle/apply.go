@@ -29,6 +29,7 @@ type Received struct {
 	Created bool
 	From    head.Revision // where it stood before
 	To      head.Revision // where it stands
+	Branch  head.Revision // the end of the branch that it has become, or 0
 }
 
 // Read reads a bundle, checks all of it, and then makes its sessions, or brings those that exist forward, one after the
@@ -119,6 +120,7 @@ type applier struct {
 	arrival  *commit.Arrival
 	origin   *head.Origin
 	head     *head.Head // of a session that is brought forward
+	tip      head.State // of one that gets a branch, after the commits that were added
 	versions map[head.Revision][]engine.Pair
 	steps    []commit.Step
 	size     int
@@ -185,6 +187,9 @@ func (a *applier) begin(ctx context.Context) (err error) {
 		if err == nil && a.head.Base != in.here {
 			err = history.ErrConflict
 		}
+		if err == nil {
+			a.tip = a.head.State
+		}
 		return err
 	}
 	if a.origin, err = a.originOf(in); err != nil {
@@ -246,7 +251,7 @@ func (a *applier) version(ctx context.Context, v *version, frames *frameReader) 
 		return err
 	}
 	inc := a.in.incarnation(a.arrival)
-	if a.skips(v.revision) || a.in.copy {
+	if a.skips(v.revision) || a.in.copy || a.in.branches {
 		return nil
 	}
 	stored := data.Bytes()
@@ -289,7 +294,11 @@ func (in *incoming) incarnation(a *commit.Arrival) head.Incarnation {
 
 // skips reports whether what a revision brings is here.
 func (a *applier) skips(r head.Revision) bool {
-	return a.arrival == nil && (a.head == nil || r <= a.in.here.Revision)
+	here := a.in.here.Revision
+	if a.in.branches {
+		here = a.in.common
+	}
+	return a.arrival == nil && (a.head == nil || r <= here)
 }
 
 // turns takes a frame of turns.
@@ -312,6 +321,8 @@ func (a *applier) turns(ctx context.Context, raw []byte) error {
 			err = a.arrival.Add(ctx, t)
 		case a.arrival != nil:
 			err = a.arrival.Add(ctx, t)
+		case a.in.branches:
+			err = a.branchTurn(ctx, t)
 		default:
 			err = a.step(ctx, t, &before)
 		}
@@ -352,7 +363,12 @@ func (a *applier) end(ctx context.Context) error {
 	if err := a.flush(ctx); err != nil {
 		return err
 	}
-	rest := &commit.Rest{Kept: in.kept}
+	if in.branches {
+		if err := a.endBranch(ctx); err != nil {
+			return err
+		}
+	}
+	rest := &commit.Rest{Kept: a.kept()}
 	for _, s := range a.stones {
 		if !s.Pruned { // What is pruned of what was here is a matter of this store.
 			rest.Stones = append(rest.Stones, s)
@@ -366,7 +382,7 @@ func (a *applier) end(ctx context.Context) error {
 	if err := a.merge(ctx); err != nil {
 		return err
 	}
-	a.report(Received{ID: in.id, Session: in.target, From: in.from, To: a.head.Revision})
+	a.report(Received{ID: in.id, Session: in.target, From: in.from, To: a.head.Revision, Branch: in.branchEnd})
 	return nil
 }
 

@@ -43,6 +43,9 @@ func (c *checker) begin(ctx context.Context) error {
 	if c.ids[in.id] {
 		return malformed("session %q twice", in.id)
 	}
+	if c.options.Branch != "" && len(c.ids) > 0 { // A fork of a branch would not begin where it says.
+		return history.NewInvalid("bundle", "it has several sessions, and one is to become a branch")
+	}
 	c.ids[in.id] = true
 	if in.copied > 0 {
 		c.users[in.copied-1] = append(c.users[in.copied-1], in)
@@ -333,6 +336,11 @@ func (c *checker) finish(ctx context.Context, n end) error {
 	in.end = n
 	if in.copy {
 		return nil
+	}
+	if c.options.Branch != "" && in.target != nil {
+		if err := c.holdParts(ctx); err != nil {
+			return err
+		}
 	}
 	if in.floor > n.last.Revision {
 		return malformed("floor %d", in.floor)

@@ -62,8 +62,15 @@ func (r *reader) decideOn(ctx context.Context, in *incoming) error {
 	}
 	moved := before == nil || before.Inc != in.target.Inc || stood != in.here
 	same, err := r.agrees(ctx, in, moved)
-	if err == nil && !same {
-		err = r.divergence(ctx, in)
+	in.branches = false
+	if err != nil || same {
+		return err
+	}
+	err = r.divergence(ctx, in)
+	var d *Diverged
+	if r.options.Branch != "" && errors.As(err, &d) {
+		in.branches, in.common = true, d.Common.Revision
+		return nil
 	}
 	return err
 }

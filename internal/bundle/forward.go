@@ -31,7 +31,7 @@ func (a *applier) step(ctx context.Context, t *history.Turn, before *head.Base) 
 			delete(a.stones, stone.ID)
 		}
 	}
-	for _, k := range a.in.kept {
+	for _, k := range a.kept() {
 		if k.Revision == t.Revision {
 			s.Kept = append(s.Kept, k)
 		}
@@ -70,7 +70,17 @@ func lastOf(t *history.Turn, before *head.Base) []graph.ID {
 }
 
 // lacks reports whether the checkpoint of a revision need not be in the bundle: it was pruned there.
-func (a *applier) lacks(r head.Revision) bool { return r > a.in.here.Revision && r < a.in.floor }
+func (a *applier) lacks(r head.Revision) bool {
+	return !a.in.branches && r > a.in.here.Revision && r < a.in.floor
+}
+
+// kept are the names of revisions of the bundle, which are not those of a branch.
+func (a *applier) kept() []head.Kept {
+	if a.in.branches {
+		return nil
+	}
+	return a.in.kept
+}
 
 // stored reports whether the content of a part, which is a blob, is at hand: that of a pruned revision need not be.
 func (a *applier) stored(p head.Part) bool {
@@ -86,7 +96,7 @@ func (a *applier) flush(ctx context.Context) error {
 	floor := head.Revision(0)
 	if a.lacks(a.steps[0].Turn.Revision) {
 		floor = a.in.floor
-		for _, k := range a.in.kept { // before they are pruned
+		for _, k := range a.kept() { // before they are pruned
 			if k.Revision <= a.in.here.Revision {
 				a.steps[0].Kept = append(a.steps[0].Kept, k)
 			}

@@ -25,6 +25,7 @@ import (
 // Options of Read.
 type Options struct {
 	As       string // the id of the only session of the bundle here, unless it is ""
+	Branch   string // under which name what a session has got that has diverged is kept as a branch, unless it is ""
 	MaxBytes int64  // that the bundle may expand to, or 0
 	// These refuse what no caller of this store could have stored.
 	CheckID     func(string) error
@@ -80,6 +81,10 @@ type incoming struct {
 	here   head.Base        // where it stands
 	meets  head.CommitID    // what the bundle says of the revision at which it stands, or zero if it does not have that
 	made   bool             // this call has made the session
+
+	branches  bool          // it has diverged, and becomes a branch of the one here
+	common    head.Revision // of the last commit that both have, if it branches
+	branchEnd head.Revision // the revision here that is kept
 
 	decided, reported bool          // once decide and report have come to it
 	from              head.Revision // where it stood first
