@@ -57,6 +57,9 @@ type Options struct {
 	Memory *engine.MemoryBudget
 }
 
+// ErrAddress means that Open can't use an address.
+var ErrAddress = errors.New("client: no address of a server")
+
 var errSilent = errors.New("client: the server does not answer")
 
 // maxPatience is half of the time that servers remember writes.
@@ -82,7 +85,8 @@ var _ turnstone.Factory = (*Client)(nil)
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or
 // "http://host:port" for one on this machine. "ssh://user@host:port/dir" is the store in the directory /dir, or in dir of
 // the user's home if it is /~/dir: the command ssh starts `turnstone serve --stdio` there, or, with
-// "?command=path", another path of it. Open fails if no server answers, and if the server does not know the token.
+// "?command=path", another path of it. Open fails if no server answers, and if the server does not know the
+// token. An address that is none is ErrAddress, before anything is done.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c := &Client{}
 	if o != nil {
@@ -114,10 +118,10 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	} else {
 		u, err := url.Parse(address)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
-			return nil, fmt.Errorf("client: %q is no address of a server: want unix:PATH, https://HOST:PORT, http://HOST:PORT or ssh://HOST/DIR", address)
+			return nil, fmt.Errorf("%w: %q: want unix:PATH, https://HOST:PORT, http://HOST:PORT or ssh://HOST/DIR", ErrAddress, address)
 		}
 		if ip, _ := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && c.o.Token != "" && u.Hostname() != "localhost" && !ip.IsLoopback() {
-			return nil, fmt.Errorf("client: %s would show the token to everybody on the way: want https", address)
+			return nil, fmt.Errorf("%w: %s would show the token to everybody on the way: want https", ErrAddress, address)
 		}
 		if u.Scheme == "http" {
 			t.Proxy = nil

@@ -323,7 +323,7 @@ func TestSV11_DifferencesOverConnectionsThatAreCut(t *testing.T) {
 		cl.CloseIdle()
 	}
 	holds(t, s, n)
-	if c.cuts.Load() < 10 {
-		t.Errorf("only %d connections were cut", c.cuts.Load())
+	if c.Cuts.Load() < 10 {
+		t.Errorf("only %d connections were cut", c.Cuts.Load())
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/wire"
 	"github.com/turnstonedb/turnstone/persistencetest"
 	"github.com/turnstonedb/turnstone/server"
@@ -27,8 +28,8 @@ func TestSV2_TheContractHoldsOverConnectionsThatAreCut(t *testing.T) {
 	var cuts atomic.Int64
 	t.Run("contract", func(t *testing.T) {
 		persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
-			cl, c := behind(t, memory.New(), turnstone.Options{Validator: v}, often)
-			t.Cleanup(func() { cuts.Add(c.cuts.Load()) })
+			cl, c := behind(t, memory.New(), turnstone.Options{Validator: v}, storetest.Often)
+			t.Cleanup(func() { cuts.Add(c.Cuts.Load()) })
 			return persistencetest.Backend{Factory: cl}
 		}})
 	})
@@ -45,11 +46,11 @@ func TestSV2_AWriteWhoseAnswerIsLostIsMadeOnce(t *testing.T) {
 		t.Helper()
 		cl.CloseIdle()
 		l.lose.Store(true)
-		before := c.cuts.Load()
+		before := c.Cuts.Load()
 		if err := f(); err != nil {
 			t.Error(err)
 		}
-		if c.cuts.Load() == before {
+		if c.Cuts.Load() == before {
 			t.Error("no connection was cut")
 		}
 	}
@@ -98,13 +99,13 @@ func TestSV7_AttachmentsGoOnWhereTheyWereCutOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	uploads := c.cuts.Load()
+	uploads := c.Cuts.Load()
 	var got bytes.Buffer
 	if n, err := s.ReadAttachment(ctx, &got, a.ID); err != nil || n != int64(len(content)) || !bytes.Equal(got.Bytes(), content) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
-	if uploads < 3 || c.cuts.Load() < uploads+3 {
-		t.Errorf("%d connections were cut, then %d", uploads, c.cuts.Load())
+	if uploads < 3 || c.Cuts.Load() < uploads+3 {
+		t.Errorf("%d connections were cut, then %d", uploads, c.Cuts.Load())
 	}
 }
 
@@ -171,8 +172,8 @@ func TestSV2_ARefusalOfARepeatedWriteTellsNothingOfTheFirst(t *testing.T) {
 func TestSV6_ASequenceGoesOnForASlowCaller(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	defer serve(t, path, memory.New(), turnstone.Options{})()
-	c := &cutter{to: path, budget: func() (int64, int64) { return -1, 40_000 }}
-	cl, err := client.Open(ctx, "unix:"+c.listen(t), &client.Options{Patience: 50 * time.Millisecond})
+	c := &storetest.Cutter{To: path, Budget: func() (int64, int64) { return -1, 40_000 }}
+	cl, err := client.Open(ctx, "unix:"+c.Listen(t), &client.Options{Patience: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

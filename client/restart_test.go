@@ -18,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -29,8 +30,8 @@ func TestSV3_AfterARestartACommitIsFoundAgain(t *testing.T) {
 	held := make(chan struct{})
 	slow := turnstone.Options{Validator: func(context.Context, string, *turnstone.Commit) error { <-held; return nil }}
 	stop := serve(t, path, unclosed{e}, slow)
-	c := &cutter{to: path, budget: func() (int64, int64) { return -1, -1 }}
-	through := c.listen(t)
+	c := &storetest.Cutter{To: path, Budget: func() (int64, int64) { return -1, -1 }}
+	through := c.Listen(t)
 	cl := connect(t, through)
 	s, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
 	if err != nil {
@@ -48,17 +49,17 @@ func TestSV3_AfterARestartACommitIsFoundAgain(t *testing.T) {
 		turn, err = s.Commit(ctx, turnstone.Commit{Turn: "t", Nodes: []turnstone.NewNode{{Kind: "k"}}, Expected: turnstone.AnyRevision})
 		turns <- err
 	}()
-	for c.open.Load() < 2 {
+	for c.Open.Load() < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(50 * time.Millisecond) // Both are at the validator.
-	c.away.Store(true)                // Nothing reaches the server, and what it answers is lost.
-	c.cutAll()
+	c.Away.Store(true)                // Nothing reaches the server, and what it answers is lost.
+	c.CutAll()
 	close(held)
 	stop()
 	stop = serve(t, path, unclosed{e}, turnstone.Options{})
 	defer stop()
-	c.away.Store(false)
+	c.Away.Store(false)
 	if err := <-results; err != nil {
 		t.Errorf("without a turn id: %v", err)
 	}

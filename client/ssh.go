@@ -17,13 +17,13 @@ import (
 func sshDialer(address string, mustExist bool) (func(context.Context) (net.Conn, error), error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || strings.Trim(u.Path, "/") == "" || u.Fragment != "" {
-		return nil, fmt.Errorf("client: %q is no address of a store: want ssh://[USER@]HOST[:PORT]/DIR", address)
+		return nil, fmt.Errorf("%w: %q: want ssh://[USER@]HOST[:PORT]/DIR", ErrAddress, address)
 	}
 	_, password := u.User.Password()
 	command := "turnstone"
 	for name, values := range u.Query() {
 		if name != "command" || len(values) != 1 || values[0] == "" {
-			return nil, fmt.Errorf("client: %q: the only parameter is command, the path of turnstone there", address)
+			return nil, fmt.Errorf("%w: %q: the only parameter is command, the path of turnstone there", ErrAddress, address)
 		}
 		command = values[0]
 	}
@@ -32,7 +32,7 @@ func sshDialer(address string, mustExist bool) (func(context.Context) (net.Conn,
 		host = name + "@" + host
 	}
 	if password || strings.HasPrefix(host, "-") || strings.ContainsAny(host, " \t\n") {
-		return nil, fmt.Errorf("client: %q is not a host for ssh", host)
+		return nil, fmt.Errorf("%w: %q is no host for ssh", ErrAddress, host)
 	}
 	dir := u.Path
 	if rest, home := strings.CutPrefix(dir, "/~/"); home {

@@ -121,6 +121,10 @@ func FuzzUnbundle(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	var first bytes.Buffer
+	if _, err := st.Bundle(ctx, &first, turnstone.Bundled{ID: "a"}); err != nil {
+		f.Fatal(err)
+	}
 	if _, err := s.Commit(ctx, turnstone.Commit{
 		Expected: 1, Nodes: sayingAfter(r.Nodes[0], []byte("branch")), Checkpoint: map[string][]byte{"p": append(bytes.Repeat([]byte("part "), 300), 'x')},
 		Records: []turnstone.RecordChange{{Key: "r", Value: []byte("v")}},
@@ -141,16 +145,22 @@ func FuzzUnbundle(f *testing.F) {
 		f.Add(bundletest.Append(nil, bundletest.Frames(f, b.Bytes())...), byte(len(of)))
 	}
 	f.Fuzz(func(t *testing.T, frames []byte, sections byte) {
-		st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
-		_, err := st.Unbundle(ctx, bytes.NewReader(bundletest.Sealed(frames, int(sections))), turnstone.UnbundleOptions{MaxBytes: 1 << 20})
-		if err != nil && !errors.Is(err, turnstone.ErrBundle) && !errors.Is(err, turnstone.ErrConflict) {
-			t.Fatal(err)
+		for _, branch := range []string{"", "other"} {
+			st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
+			if branch != "" { // A session has another second commit.
+				unbundle(t, st, first.Bytes())
+				commitTo(t, session(t, st, "a"), turnstone.Commit{Nodes: saying([]byte("here")), Checkpoint: map[string][]byte{"p": []byte("of here")}})
+			}
+			_, err := st.Unbundle(ctx, bytes.NewReader(bundletest.Sealed(frames, int(sections))), turnstone.UnbundleOptions{MaxBytes: 1 << 20, Branch: branch})
+			if err != nil && !errors.Is(err, turnstone.ErrBundle) && !errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrDiverged) {
+				t.Fatal(err)
+			}
+			verify(t, st)
+			for _, info := range infosOf(t, st) {
+				_ = everythingOf(t, st, info.ID, true)
+			}
+			vacuum(t, st)
+			verify(t, st)
 		}
-		verify(t, st)
-		for _, info := range infosOf(t, st) {
-			_ = everythingOf(t, st, info.ID, true)
-		}
-		vacuum(t, st)
-		verify(t, st)
 	})
 }

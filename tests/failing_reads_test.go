@@ -78,6 +78,7 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 		turnstone.VerifyOptions{},
 		turnstone.ScrubOptions{},
 		turnstone.Bundled{ID: "a"},
+		turnstone.StandingQuery{ID: "a", At: []head.Revision{1}},
 		turnstone.UnbundleOptions{As: "new"},
 		turnstone.RecordChange{Key: "new", Expect: turnstone.NoRecord, Value: []byte("v")},
 		turnstone.Request{ID: "new", Parent: "a"},

@@ -29,6 +29,8 @@ type alteration struct {
 	// call is the call, on the store of outcomeStore. told is what it returned beside
 	// the error, as text.
 	call func(st *turnstone.Store, s *turnstone.Session) (told string, err error)
+	// prepared, if set, prepares the store, and returns the call in place of call.
+	prepared func(*turnstone.Store, *turnstone.Session) (func() (string, error), error)
 	// want is what told is when the call did its work.
 	want string
 	// ahead says that the call stores what nobody sees before its work is done.
@@ -251,15 +253,22 @@ var effects = []alteration{
 		a, err := s.LinkAttachment(ctx, "b", blob.Sum(attached))
 		return fmt.Sprint(a.Size), err
 	}},
-	{name: "unbundle", ahead: true, want: "[{c true 0 3} {d true 0 1}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-		return unbundled(st, newSessions())
+	{name: "unbundle", ahead: true, want: "[{c true 0 3 0} {d true 0 1 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		return unbundled(st, newSessions(), "")
 	}},
-	{name: "unbundle what goes on", ahead: true, want: "[{a false 3 5}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+	{name: "unbundle what goes on", ahead: true, want: "[{a false 3 5 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		b, err := goneOn(st)
 		if err != nil {
 			return "", err
 		}
-		return unbundled(st, b)
+		return unbundled(st, b, "")
+	}},
+	{name: "unbundle a branch", ahead: true, want: "[{a false 4 8 7}]", prepared: func(st *turnstone.Store, s *turnstone.Session) (func() (string, error), error) {
+		b, err := goneOn(st)
+		if err == nil {
+			_, err = s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("here")), Checkpoint: map[string][]byte{"p": random(5000, 9)}})
+		}
+		return func() (string, error) { return unbundled(st, b, "other") }, err
 	}},
 	{name: "stored part", want: "2", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		b, at, err := sessionB(st)
@@ -340,8 +349,8 @@ func goneOn(st *turnstone.Store) ([]byte, error) {
 	return more.Bytes(), err
 }
 
-func unbundled(st *turnstone.Store, b []byte) (string, error) {
-	r, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{})
+func unbundled(st *turnstone.Store, b []byte, branch string) (string, error) {
+	r, err := st.Unbundle(ctx, bytes.NewReader(b), turnstone.UnbundleOptions{Branch: branch})
 	if err != nil {
 		return "", err
 	}
@@ -383,8 +392,15 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 				}}
 				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 				s := session(t, st, "a")
+				call := func() (string, error) { return ef.call(st, s) }
+				if ef.prepared != nil {
+					var err error
+					call, err = ef.prepared(st, s)
+					must(t, err)
+					before = visible(t, m)
+				}
 				armed = true
-				told, err := ef.call(st, s)
+				told, err := call()
 				armed = false
 				after := visible(t, m)
 				if ef.ahead {

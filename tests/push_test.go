@@ -7,11 +7,14 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // push pushes between two stores.
@@ -53,6 +56,53 @@ func sameHeads(t *testing.T, from, to *turnstone.Store) {
 		if err != nil || got.Commit != want.Commit || got.Revision != want.Revision {
 			t.Fatalf("session %q: %d %s, want %d %s: %v", want.ID, got.Revision, got.Commit, want.Revision, want.Commit, err)
 		}
+	}
+}
+
+// Over connections that are cut all the time sessions go from one server to another all the same, and none is there in
+// part.
+func TestPU2_APushGoesOnWhereItWasCutOff(t *testing.T) {
+	cuts := int64(0)
+	budget := func() (up, down int64) { return 1000 + rand.Int64N(50_000), 1000 + rand.Int64N(50_000) }
+	for seed := range randomHistories() {
+		e, from := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+		other, to := onMemory(t, nil)
+		source, c := storetest.Behind(t, e, budget)
+		target, d := storetest.Behind(t, other, budget)
+		p := newPast(t, from, seed)
+		for range 2 {
+			for range 5 + p.r.IntN(30) {
+				p.step()
+			}
+			pushAll(t, source, target, to)
+			sameHeads(t, from, to)
+			verify(t, to)
+		}
+		cuts += c.Cuts.Load() + d.Cuts.Load()
+	}
+	if cuts < 20 {
+		t.Errorf("only %d connections were cut", cuts)
+	}
+}
+
+// A large session goes on in the middle, in both directions: a bundle that is cut off is not sent again from its beginning.
+func TestPU2_ALargeSessionGoesOnInTheMiddle(t *testing.T) {
+	e, from := onMemory(t, nil)
+	other, to := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "s"})
+	const size = 30 << 20
+	commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{upload(t, s, random(size, 1))}}}})
+	var bytes atomic.Int64
+	budget := func() (int64, int64) { bytes.Add(6 << 20); return 6 << 20, 6 << 20 }
+	source, c := storetest.Behind(t, e, budget)
+	target, d := storetest.Behind(t, other, budget)
+	push(t, source, target, turnstone.PushOptions{All: true})
+	sameThere(t, from, to, false, "s")
+	if c.Cuts.Load() < 4 || d.Cuts.Load() < 4 {
+		t.Errorf("%d connections were cut, and %d", c.Cuts.Load(), d.Cuts.Load())
+	}
+	if n := bytes.Load(); n > 4*size {
+		t.Errorf("up to %d bytes were sent for %d", n, size)
 	}
 }
 

@@ -100,6 +100,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sshTo(t)
 	a := example(t)
 	t.Chdir(t.TempDir())
 	if err := os.Symlink(a.url, "store.pebble"); err != nil {

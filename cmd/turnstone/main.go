@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
@@ -91,7 +92,7 @@ func exitCode(err error) int {
 	switch {
 	case of(context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), !inFile && (of(turnstone.ErrInvalid) || of(turnstone.ErrLimit) || of(open.ErrURL) || of(engine.ErrReadOnly) || of(shared.ErrNoMove)):
+	case errors.As(err, &usage), !inFile && (of(turnstone.ErrInvalid) || of(turnstone.ErrLimit) || of(open.ErrURL) || of(client.ErrAddress) || of(engine.ErrReadOnly) || of(shared.ErrNoMove)):
 		return exitUsage
 	case of(errDamaged), of(damage.ErrDamaged), of(engine.ErrCorrupt):
 		return exitDamaged

@@ -27,10 +27,6 @@ type pushing struct {
 	namespace, ca string // of the other store
 }
 
-const otherStore = "The other store is ssh://[USER@]HOST[:PORT]/DIR, where the command ssh starts turnstone in its PATH (?command=FILE names\n" +
-	"another file), or a server: https://HOST:PORT, http://HOST:PORT or unix:SOCKET, with the token in " + tokenVariable + ",\n" +
-	"which needs the scopes read and write; or what --store takes.\n"
-
 func (p *pushing) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&p.All, "all", false, "all sessions")
 	c.Flags().StringVar(&p.Group, "group", "", "all sessions of this group and of the groups below it")
@@ -53,10 +49,14 @@ func (a *app) push() *cobra.Command {
 		Use:   "push [SESSION]... STORE",
 		Short: "Bring sessions to another store",
 		Long: "Bring sessions to another store, which gets what it lacks of them: revisions, branches, checkpoints, attachments,\n" +
-			"records and metadata. A session goes forward only. If it has other commits there than here, it stays as it is, and the command\n" +
-			"fails when the others are pushed; --as gives it an id of its own there. What was deleted here stays there.\n" + otherStore +
-			"The command can be repeated: a second one sends nothing, and one that was interrupted goes on.",
-		Example: "turnstone push trip ssh://laptop/home/ada/store\nturnstone push --all --since 7d https://store.example.com:8088",
+			"records and metadata. A session only goes forward. If it has other commits there than here, it stays as it is, and\n" +
+			"the command fails when it has pushed the others; --as gives it an id of its own there, and --branch makes what is\n" +
+			"here a branch of what is there. Neither a deletion nor a new id is pushed.\n" +
+			"STORE is what --store takes; or ssh://[USER@]HOST[:PORT]/DIR, where the command ssh starts the turnstone that is in\n" +
+			"the PATH there, or the file that ?command=FILE names; or a server, https://HOST:PORT, http://HOST:PORT or\n" +
+			"unix:SOCKET, for which " + tokenVariable + " has a token with the scopes read and write.\n" +
+			"The command can be repeated: it sends nothing twice, and one that was interrupted goes on.",
+		Example: "turnstone push trip ssh://ada@laptop/~/store\nturnstone push --all ssh://ada@laptop/~/store",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p.Sessions = args[:len(args)-1]
@@ -72,9 +72,10 @@ func (a *app) pull() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pull STORE [SESSION]...",
 		Short: "Bring sessions from another store",
-		Long: "Bring sessions from another store: what `turnstone push` does there, with this store as the other one. If a session\n" +
-			"has other commits there than here, the one here stays as it is, and --as gives the other one an id of its own, and --branch makes it a branch.\n" + otherStore,
-		Example: "turnstone pull ssh://laptop/~/store trip\nturnstone pull ssh://laptop/~/store trip --as trip/laptop",
+		Long: "Bring sessions from another store: what `turnstone push` does, the other way. If a session has other commits there\n" +
+			"than here, the one here stays as it is; --as gives the other one an id of its own, and --branch makes what is there a\n" +
+			"branch of what is here. STORE is what `turnstone push` takes.",
+		Example: "turnstone pull ssh://ada@laptop/~/store --all\nturnstone pull ssh://ada@laptop/~/store trip --as trip/laptop",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p.Sessions = args[1:]
@@ -90,10 +91,10 @@ func (a *app) clone() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "clone STORE [DIR]",
 		Short: "Make a store with all sessions of another one",
-		Long: "Make a store with all sessions of another one, in DIR or where --store says. An interrupted command can be repeated.\n" +
-			"`turnstone pull STORE --all` brings it up to date later. `turnstone copy` copies the records of an engine instead,\n" +
-			"with all namespaces and the feed, and makes a copy of the same store.\n" + otherStore,
-		Example: "turnstone clone ssh://laptop/~/store laptop.pebble",
+		Long: "Make a store with all sessions of another one, in DIR or where --store says. An interrupted command can be repeated,\n" +
+			"and `turnstone pull STORE --all` brings the store up to date later. STORE is what `turnstone push` takes. `turnstone copy`\n" +
+			"copies all records of a database, with all namespaces, tombstones and the feed.",
+		Example: "turnstone clone ssh://ada@laptop/~/store laptop.pebble",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := *a

@@ -67,14 +67,26 @@ func On(t *testing.T, e engine.Engine) *turnstone.Store {
 // Served returns a client of a server of an empty store in memory.
 func Served(t *testing.T) turnstone.Factory {
 	t.Helper()
-	e := memory.New()
+	return connect(t, serve(t, memory.New()))
+}
+
+// Behind returns a client of a server of the store on an engine, whose connections a Cutter cuts.
+func Behind(t *testing.T, e engine.Engine, budget func() (up, down int64)) (*client.Client, *Cutter) {
+	t.Helper()
+	c := &Cutter{To: serve(t, e), Budget: budget}
+	return connect(t, c.Listen(t)), c
+}
+
+// serve serves the store on an engine, and returns the path of the socket.
+func serve(t *testing.T, e engine.Engine) (path string) {
+	t.Helper()
 	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace, MustExist: mustExist})
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "s")
+	path = filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -91,6 +103,11 @@ func Served(t *testing.T) turnstone.Factory {
 			t.Error(err)
 		}
 	})
+	return path
+}
+
+func connect(t *testing.T, path string) *client.Client {
+	t.Helper()
 	c, err := client.Open(t.Context(), "unix:"+path, nil)
 	if err != nil {
 		t.Fatal(err)
