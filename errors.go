@@ -205,7 +205,7 @@ var errorKinds = []ErrorKind{
 	{"conflict", 409, "Conflict", ErrConflict, engine.ErrConflict},
 	{"turn-conflict", 409, "TurnConflict", ErrTurnConflict, nil},
 	{"record-conflict", 409, "RecordConflict", ErrRecordConflict, nil},
-	{"diverged", 409, "Refused", ErrDiverged, nil},
+	{"diverged", 409, "Diverged", ErrDiverged, nil},
 	{"exists", 409, "Refused", ErrExists, nil},
 	{"has-children", 409, "Refused", ErrHasChildren, nil},
 	{"other-store", 409, "Refused", ErrOtherStore, nil},

@@ -19,7 +19,7 @@ import (
 // A StandingQuery asks where a session stands.
 type StandingQuery struct {
 	ID string `json:"id"`
-	// At are revisions, at most MaxStandingAt, whose commits are asked for.
+	// At are revisions, at most MaxStandingAt, whose commits are asked for; 0 is that before the first commit.
 	At []head.Revision `json:"at,omitempty"`
 }
 
@@ -34,7 +34,7 @@ type Standing struct {
 	Parent string `json:"parent,omitempty"` // of an attached fork: the id of its parent, if that has not been deleted
 	// Rest stands for metadata, records, tombstones and kept revisions: where they are the same, Rest is.
 	Rest string          `json:"rest"`
-	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head
+	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head, and the genesis for 0
 }
 
 // Standings returns where sessions stand, at most MaxPage. It leaves out those that do not exist.
@@ -55,7 +55,8 @@ func (s *Store) Standings(ctx context.Context, of ...StandingQuery) ([]Standing,
 			}
 		}
 	}
-	return observed(ctx, s, OpStandings, "", func(ctx context.Context) (out []Standing, err error) {
+	return observed(ctx, s, OpStandings, "", func(ctx context.Context) ([]Standing, error) {
+		out := make([]Standing, 0, len(of))
 		for i := range of {
 			switch one, err := s.standing(ctx, &of[i]); {
 			case errors.Is(err, ErrSessionNotFound), errors.Is(err, ErrSessionDeleted):
@@ -389,7 +390,7 @@ func (p *pushing) pairs(ctx context.Context, ids []string) (map[string]pair, err
 				queries[i].ID = p.there(id)
 			}
 			if other := at(id); other != nil {
-				queries[i].At = []head.Revision{cmp.Or(other.Revision, RevisionZero)}
+				queries[i].At = []head.Revision{other.Revision}
 			}
 		}
 		found, err := of.Standings(ctx, queries...)

@@ -14,6 +14,7 @@ REPLACED = [
     (r"\bawait ", ""),
     (r"asynccontextmanager", "contextmanager"),
     (r"__a(enter|exit)__", r"__\1__"),
+    (r"\badrive\b", "drive"),
     (r"\bAsync(Transport|Iterator|Client|Session)\b", r"\1"),
     (r"\b_AsyncStream\b", "_Stream"),
     (r"\ba(iter_lines|iter_bytes|read|close)\(", r"\1("),

@@ -112,7 +112,7 @@ func exitCode(err error) int {
 // exits has the exit codes of kinds of errors, by their classes.
 var exits = map[string]int{
 	"NotFound": exitNotFound, "SessionDeleted": exitNotFound,
-	"Conflict": exitConflict, "TurnConflict": exitConflict, "RecordConflict": exitConflict, "Refused": exitConflict,
+	"Conflict": exitConflict, "TurnConflict": exitConflict, "RecordConflict": exitConflict, "Diverged": exitConflict, "Refused": exitConflict,
 	"Unavailable": exitUnavailable,
 }
 

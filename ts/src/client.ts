@@ -1,10 +1,13 @@
 import { randomBytes } from "node:crypto";
-import { InvalidError, NotFoundError, outcomeUnknown, TurnstoneError, UnavailableError } from "./errors.ts";
+import { InvalidError, NotFoundError, UnavailableError } from "./errors.ts";
+import { push } from "./push.ts";
 import { type Options, type Progress, Requests } from "./requests.ts";
 import { absolute, address, start } from "./server.ts";
+import { download, upload } from "./transfer.ts";
 import type {
 	Attached,
 	Attachment,
+	Bundled,
 	Change,
 	Commit,
 	Create,
@@ -20,6 +23,8 @@ import type {
 	NodesOptions,
 	Page,
 	PruneOptions,
+	PushOptions,
+	PushReport,
 	RecordChange,
 	RecordPage,
 	RecordUpdate,
@@ -29,12 +34,13 @@ import type {
 	Revision,
 	Saved,
 	SaveOptions,
+	Standing,
+	StandingQuery,
 	State,
 	StoredRecord,
+	Unbundled,
 } from "./types.ts";
-import { type Document, documents, type Place } from "./wire.ts";
-
-const pieceBytes = 4 << 20;
+import { type Document, encode, type Place } from "./wire.ts";
 
 /** How `Client.open` opens a store. */
 export interface OpenOptions extends Pick<Options, "namespace" | "patience"> {
@@ -201,6 +207,37 @@ export class Client {
 			after = (event as Change).cursor;
 			yield event as Change;
 		}
+	}
+
+	/** Returns where sessions stand, to compare it with where they do in another store. Those that do not exist are left out. */
+	async standings(sessions: StandingQuery[]): Promise<Standing[]> {
+		return (await this.requests.one("standings", { sessions })).value.sessions ?? [];
+	}
+
+	/** Yields sessions as one bundle, which `unbundle` of any store reads. When the connection is cut, it goes on where it was. */
+	bundle(sessions: Bundled[]): AsyncGenerator<Buffer> {
+		return download(this.requests, (offset, before) => [
+			"POST",
+			"/v1/bundle",
+			{ body: encode({ sessions, ...(offset > 0 && { offset, before: before() }) }) },
+		]);
+	}
+
+	/**
+	 * Makes the sessions of a bundle, or brings those that exist forward. The only one of a bundle gets the id `as`; if it has diverged, it becomes a branch of
+	 * the one that is there, whose end is kept under the name `branch`. Otherwise the call fails with DivergedError.
+	 */
+	async unbundle(content: Uint8Array | AsyncIterable<Uint8Array>, { as, branch }: { as?: string; branch?: string } = {}): Promise<Unbundled[]> {
+		const stored = await upload(this.requests, "/v1/bundle", { ...(as && { as }), ...(branch && { branch }) }, content);
+		return stored.bundle?.sessions ?? [];
+	}
+
+	/**
+	 * Brings sessions to another store, which gets what it lacks of them. A session only goes forward. What can't be pushed is in the PushError with which
+	 * the call fails when it has pushed all others: of one that has diverged, a DivergedError. A push that failed goes on when it is called again.
+	 */
+	push(to: Client, options: PushOptions): Promise<PushReport> {
+		return push(this, to, options);
 	}
 
 	/** Deletes the blobs that nothing refers to. */
@@ -433,87 +470,12 @@ export class Session {
 		content: Uint8Array | AsyncIterable<Uint8Array>,
 		{ mediaType = "", name = "" }: { mediaType?: string; name?: string } = {},
 	): Promise<Attachment> {
-		const query = { ...this.target, upload: randomBytes(16).toString("hex"), mediaType, name };
-		const pieces = inPieces(content);
-		try {
-			let offset = 0;
-			let piece = (await pieces.next()).value ?? Buffer.alloc(0);
-			for (;;) {
-				const following = await pieces.next();
-				const stored = await this.#put(query, piece, offset, following.done === true);
-				if (stored) return stored;
-				offset += piece.length;
-				piece = following.value as Buffer;
-			}
-		} catch (e) {
-			// It is given up, so that it does not take a place on the server until it expires.
-			const given = await this.client.requests.stream("DELETE", "/v1/upload", { query: { upload: query.upload } }).catch(() => undefined);
-			await given?.body().catch(() => undefined);
-			throw e;
-		} finally {
-			await pieces.return(undefined);
-		}
-	}
-
-	async #put(query: { upload: string }, piece: Buffer, begin: number, last: boolean): Promise<Attachment | undefined> {
-		const { requests } = this.client;
-		const attempts = requests.attempts();
-		const end = begin + piece.length;
-		let offset = begin;
-		for (let asks = false; ; ) {
-			try {
-				// A server that has a part of the piece, or all of it, answers before it has read the rest, and closes the connection. So after an
-				// attempt without an answer it is asked what it has.
-				const place = { ...query, offset: String(offset), ...(last ? {} : { more: "1" }) };
-				const answer = asks
-					? await requests.stream("GET", "/v1/upload", { query: { upload: query.upload } })
-					: await requests.stream("PUT", "/v1/attachment", { query: place, body: piece.subarray(offset - begin) });
-				const [d] = documents(await answer.body());
-				const stored = d?.value.attachment as Attachment | undefined;
-				const at = Number(d?.value.offset ?? begin);
-				if (!asks || stored || (at === end && !last)) return stored;
-				asks = false;
-				offset = Math.max(begin, Math.min(at, end));
-			} catch (e) {
-				if (!(e instanceof TurnstoneError)) {
-					await requests.pause(attempts, e);
-					asks = attempts.sent;
-					continue;
-				}
-				if (e.kind === "upload-not-found" && asks && begin === 0) {
-					asks = false; // Nothing of it has come.
-					offset = 0;
-					continue;
-				}
-				if (e.kind === "upload-not-found" && last && attempts.sent) throw outcomeUnknown(e.message, e);
-				const at = e.problem.offset ?? -1;
-				if (e.kind !== "upload-offset" || at < begin || at > end) throw e;
-				// An earlier attempt has brought a part of the piece, or all of it.
-				if (at === end && !last) return undefined;
-				asks = at === end;
-				offset = at;
-			}
-		}
+		return (await upload(this.client.requests, "/v1/attachment", { ...this.target, mediaType, name }, content)).attachment as Attachment;
 	}
 
 	/** Yields the bytes of an attachment. When the connection is cut, it goes on where it was. */
-	async *readAttachment(id: string): AsyncGenerator<Buffer> {
-		const { requests } = this.client;
-		const attempts = requests.attempts();
-		for (let offset = 0; ; ) {
-			const begin = offset;
-			try {
-				const answer = await requests.stream("GET", "/v1/attachment", { query: { ...this.target, id, offset: String(offset) } });
-				for await (const piece of answer.pieces()) {
-					offset += piece.length;
-					yield piece;
-				}
-				return;
-			} catch (e) {
-				if (offset > begin) attempts.renew();
-				await requests.pause(attempts, e);
-			}
-		}
+	readAttachment(id: string): AsyncGenerator<Buffer> {
+		return download(this.client.requests, (offset) => ["GET", "/v1/attachment", { query: { ...this.target, id, offset: String(offset) } }]);
 	}
 
 	/** Deletes blobs that this session let go of and nothing refers to. */
@@ -596,25 +558,4 @@ function report(answer: Document[]): Report {
 		if (found) return found;
 	}
 	throw new UnavailableError("the answer has no report");
-}
-
-/** Yields bytes in pieces of equal length, but for the last one. What an iterable yields is copied: it may use its buffer again. */
-async function* inPieces(content: Uint8Array | AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
-	if (content instanceof Uint8Array) {
-		const bytes = Buffer.from(content.buffer, content.byteOffset, content.length);
-		for (let i = 0; i < bytes.length; i += pieceBytes) yield bytes.subarray(i, i + pieceBytes);
-		return;
-	}
-	let held: Buffer[] = [];
-	let size = 0;
-	for await (const some of content) {
-		held.push(Buffer.from(some));
-		size += some.length;
-		if (size <= pieceBytes) continue;
-		let rest = Buffer.concat(held);
-		for (; rest.length > pieceBytes; rest = rest.subarray(pieceBytes)) yield rest.subarray(0, pieceBytes);
-		held = [rest];
-		size = rest.length;
-	}
-	if (size > 0) yield Buffer.concat(held);
 }

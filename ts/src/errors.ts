@@ -1,4 +1,5 @@
 import { kinds } from "./kinds.ts";
+import type { PushReport } from "./types.ts";
 
 /** A problem, as RFC 9457 calls what a server answers instead of a result. docs/http.md of the project has the kinds. */
 export interface Problem {
@@ -8,10 +9,17 @@ export interface Problem {
 	conflict?: { session: string; expected: number | string; revision: number; leaf?: string; commit?: string; node?: string };
 	turnConflict?: { session: string; turn: string; revision: number; commit?: string };
 	recordConflict?: { session: string; key: string; expected: string; version: string };
+	diverged?: { session: string; here: Point; there: Point; common: Point };
 	limit?: { limit: string; have: number; max: number; where?: string };
 	invalid?: { where: string; reason: string };
 	/** Of an upload that goes on elsewhere: where. */
 	offset?: number;
+}
+
+/** A commit of a session; of revision 0 it is empty. */
+export interface Point {
+	revision: number;
+	commit: string | null;
 }
 
 /** Any error of a store or its server. Nothing of a write has happened, unless `outcomeUnknown` or `incomplete` is true. */
@@ -68,6 +76,29 @@ export class RecordConflictError extends TurnstoneError {
 /** What is stored does not allow it: the id or name is taken, the session has children, the feed is off, or it is another store. */
 export class RefusedError extends TurnstoneError {}
 
+/**
+ * A session in a store, and the one that was to come to it, have gone different ways since revision `common`, or since before what is known of it if that is
+ * 0. `here` and `there` are their revisions.
+ */
+export class DivergedError extends RefusedError {
+	readonly session = this.problem.diverged?.session ?? "";
+	readonly here = this.problem.diverged?.here.revision ?? 0;
+	readonly there = this.problem.diverged?.there.revision ?? 0;
+	readonly common = this.problem.diverged?.common.revision ?? 0;
+}
+
+/** Some sessions were not pushed: `refused` has an error for each of them. `report` says what was. */
+export class PushError extends RefusedError {
+	readonly refused: TurnstoneError[];
+	readonly report: PushReport;
+
+	constructor(refused: TurnstoneError[], report: PushReport) {
+		super(refused.map((e) => e.message).join("\n"), refused[0]?.problem);
+		this.refused = refused;
+		this.report = report;
+	}
+}
+
 /** There is no such session, node, record, revision or attachment. */
 export class NotFoundError extends TurnstoneError {}
 
@@ -92,6 +123,7 @@ export class OutcomeUnknownError extends UnavailableError {}
 const classes = {
 	ConflictError,
 	DamagedError,
+	DivergedError,
 	InvalidError,
 	NotFoundError,
 	OutcomeUnknownError,

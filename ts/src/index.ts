@@ -19,10 +19,13 @@ export { Client, type OpenOptions, Session, type SessionCommit } from "./client.
 export {
 	ConflictError,
 	DamagedError,
+	DivergedError,
 	InvalidError,
 	NotFoundError,
 	OutcomeUnknownError,
+	type Point,
 	type Problem,
+	PushError,
 	RecordConflictError,
 	RefusedError,
 	SessionDeletedError,

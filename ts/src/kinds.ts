@@ -5,7 +5,7 @@ export const kinds = {
 	conflict: "ConflictError",
 	"turn-conflict": "TurnConflictError",
 	"record-conflict": "RecordConflictError",
-	diverged: "RefusedError",
+	diverged: "DivergedError",
 	exists: "RefusedError",
 	"has-children": "RefusedError",
 	"other-store": "RefusedError",

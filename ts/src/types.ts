@@ -334,6 +334,63 @@ export interface Feed {
 	records?: boolean;
 }
 
+/** Asks where a session stands, and for its commits at some revisions; 0 is that before the first commit. */
+export interface StandingQuery {
+	id: string;
+	at?: number[];
+}
+
+/** Where a session stands, to compare it with where it does in another store. */
+export interface Standing {
+	id: string;
+	/** The same in all stores that the session was brought to. */
+	genesis: string;
+	revision: number;
+	/** Empty before the first one. */
+	commit: string;
+	/** Of an attached fork: the id of its parent. */
+	parent?: string;
+	/** Stands for metadata, records, tombstones and kept revisions: where they are the same, it is. */
+	rest: string;
+	/** The commits at the revisions that were asked for; empty beyond the head. */
+	at?: string[];
+}
+
+/** A session to write to a bundle: all of it, or what came since a revision that the other store has. */
+export interface Bundled {
+	id: string;
+	since?: number;
+}
+
+/** A session that came in a bundle: where it stood before, and where it stands. */
+export interface Unbundled {
+	id: string;
+	created?: boolean;
+	from: number;
+	to: number;
+	/** The revision that is kept for what has diverged, if `branch` was said. */
+	branch?: number;
+}
+
+/** Which sessions to push: those that are named, those of a group and of the groups below it, or all. */
+export interface PushOptions {
+	sessions?: string[];
+	group?: string;
+	all?: boolean;
+	/** Of a group or all, those that were updated then or later. */
+	changedSince?: Date;
+	/** The id that the session gets there, if it is one. */
+	as?: string;
+	/** If a session has diverged, what comes becomes a branch of it there, whose end is kept under this name. */
+	branch?: string;
+}
+
+/** What a push did: the sessions that came, and how many had all already. */
+export interface PushReport {
+	sessions: Unbundled[];
+	same: number;
+}
+
 /** What a collection or a vacuum did: the numbers that the server tells, by name. */
 export type Report = { [name: string]: unknown };
 

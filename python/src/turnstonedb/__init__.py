@@ -18,10 +18,12 @@ from ._sync import Client, Session
 from .errors import (
     ConflictError,
     DamagedError,
+    DivergedError,
     Error,
     InvalidError,
     NotFoundError,
     OutcomeUnknownError,
+    PushError,
     RecordConflictError,
     RefusedError,
     SessionDeletedError,
@@ -32,6 +34,7 @@ from .errors import (
 from .types import (
     Attached,
     Attachment,
+    Bundled,
     Change,
     Commit,
     Feed,
@@ -43,6 +46,7 @@ from .types import (
     Node,
     Page,
     Part,
+    PushReport,
     Record,
     RecordChange,
     RecordPage,
@@ -52,7 +56,9 @@ from .types import (
     Result,
     Revision,
     Saved,
+    Standing,
     State,
+    Unbundled,
     Usage,
 )
 
@@ -60,10 +66,10 @@ if TYPE_CHECKING:
     from ._async import AsyncClient, AsyncSession
 
 __all__ = [
-    "AsyncClient", "AsyncSession", "Attached", "Attachment", "Change", "Client", "Commit", "ConflictError", "DamagedError", "Error", "Feed", "History", "Info",
-    "InvalidError", "LogEntry", "Message", "NewNode", "Node", "NotFoundError", "OutcomeUnknownError", "Page", "Part", "Record", "RecordChange", "RecordConflictError",
-    "RecordPage", "RecordUpdate", "Ref", "RefusedError", "Report", "Result", "Revision", "Saved", "Session", "SessionDeletedError", "State",
-    "TurnConflictError", "UnauthorizedError", "UnavailableError", "Usage",
+    "AsyncClient", "AsyncSession", "Attached", "Attachment", "Bundled", "Change", "Client", "Commit", "ConflictError", "DamagedError", "DivergedError", "Error",
+    "Feed", "History", "Info", "InvalidError", "LogEntry", "Message", "NewNode", "Node", "NotFoundError", "OutcomeUnknownError", "Page", "Part", "PushError",
+    "PushReport", "Record", "RecordChange", "RecordConflictError", "RecordPage", "RecordUpdate", "Ref", "RefusedError", "Report", "Result", "Revision", "Saved",
+    "Session", "SessionDeletedError", "Standing", "State", "TurnConflictError", "UnauthorizedError", "UnavailableError", "Unbundled", "Usage",
 ]  # fmt: skip
 
 

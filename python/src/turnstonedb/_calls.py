@@ -13,6 +13,7 @@ from ._wire import Document, Object
 from .types import (
     Attached,
     Attachment,
+    Bundled,
     Commit,
     Feed,
     Info,
@@ -28,6 +29,7 @@ from .types import (
     Result,
     Revision,
     Saved,
+    Standing,
     State,
     Usage,
 )  # fmt: skip
@@ -241,6 +243,16 @@ def stop_feed() -> Call[None]:
     return _write("stop-feed", {}, _none)
 
 
+def standings(of: Sequence[tuple[str, Sequence[int]]]) -> Call[list[Standing]]:
+    sessions = [{"id": id, "at": list(at)} for id, at in of]
+    return Call("standings", {"sessions": sessions}, _one(lambda o: [Standing._of(s) for s in o.get("sessions") or ()]))
+
+
+def bundle(of: Sequence[Bundled], offset: int, before: str) -> Call[None]:
+    sessions = [{"id": b.id, "since": b.since} for b in of]
+    return Call("bundle", {"sessions": sessions, **({"offset": offset, "before": before} if offset else {})}, _none)
+
+
 def feed() -> Call[Feed]:
     return Call("feed", {}, _one(Feed._of))
 
@@ -305,6 +317,6 @@ def request(meta: Object, parent: str, fork_node: str, fork_at: Revision, no_che
     return {**meta, **{k: v for k, v in o.items() if v}}
 
 
-def progress(docs: list[Document]) -> tuple[int, Attachment | None]:
-    o: dict[str, Any] = docs[0].value
-    return o["offset"], Attachment._of(o["attachment"]) if o.get("attachment") else None
+def progress(docs: list[Document]) -> Object:
+    """Returns how far an upload has got: "offset", and "attachment" or "bundle" when all is there."""
+    return docs[0].value

@@ -6,7 +6,7 @@ KINDS = {
     "conflict": "ConflictError",
     "turn-conflict": "TurnConflictError",
     "record-conflict": "RecordConflictError",
-    "diverged": "RefusedError",
+    "diverged": "DivergedError",
     "exists": "RefusedError",
     "has-children": "RefusedError",
     "other-store": "RefusedError",

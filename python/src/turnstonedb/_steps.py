@@ -15,8 +15,8 @@ Steps = Generator[Call[Any], Any, T]
 """What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
 
 
-async def adrive(run: Callable[[Call[Any]], Awaitable[Any]], steps: Steps[T]) -> T:
-    """Makes the calls of steps."""
+async def adrive(run: Callable[[Any], Awaitable[Any]], steps: Generator[Any, Any, T]) -> T:
+    """Makes the calls of steps, or whatever else they yield."""
     try:
         call = next(steps)
         while True:
@@ -30,10 +30,10 @@ async def adrive(run: Callable[[Call[Any]], Awaitable[Any]], steps: Steps[T]) ->
         return cast(T, end.value)
 
 
-def drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
-    """Makes the calls of steps."""
+def drive(run: Callable[[Any], Any], steps: Generator[Any, Any, T]) -> T:
+    """Makes the calls of steps, or whatever else they yield."""
 
-    async def made(call: Call[Any]) -> Any:
+    async def made(call: Any) -> Any:
         return run(call)
 
     try:

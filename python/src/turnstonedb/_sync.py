@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import secrets
 from time import sleep
@@ -13,14 +14,16 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
-from . import _bodies, _calls, _http, _server, errors
+from . import _bodies, _calls, _http, _push, _server, errors
 from ._transport import Transport, BrokenError, Response, _Stream
 from ._bodies import Body
 from ._calls import Call, Progress
+from ._steps import drive
 from ._wire import Decoder, Object
 from .types import (
     Attached,
     Attachment,
+    Bundled,
     Change,
     Commit,
     Feed,
@@ -30,6 +33,7 @@ from .types import (
     Message,
     Node,
     Page,
+    PushReport,
     Record,
     RecordChange,
     RecordPage,
@@ -39,7 +43,9 @@ from .types import (
     Result,
     Revision,
     Saved,
+    Standing,
     State,
+    Unbundled,
     Usage,
 )  # fmt: skip
 
@@ -197,6 +203,115 @@ class Client:
                 attempts.renew()
             self._pause(attempts, error)
 
+    # Bundles
+
+    def standings(self, *sessions: str) -> list[Standing]:
+        """Returns where sessions stand, to compare it with where they do in another store. Those that do not exist are left out."""
+        return self._run(_calls.standings([(id, ()) for id in sessions]))
+
+    def bundle(self, *sessions: str | Bundled) -> Iterator[bytes]:
+        """Yields sessions as one bundle, which `unbundle` of any store reads. When the connection is cut, it goes on where it was."""
+        of = [s if isinstance(s, Bundled) else Bundled(s) for s in sessions]
+        offset, before = 0, hashlib.sha256()
+        attempts = _http.Attempts(self._o.patience)
+        while True:
+            begin = offset
+            content = _bodies.whole(_calls.bundle(of, offset, before.hexdigest())).content
+            try:
+                with self._stream("POST", "/v1/bundle", content=content) as response:
+                    for chunk in response.iter_bytes():
+                        offset += len(chunk)
+                        before.update(chunk)
+                        yield chunk
+                return
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                if offset > begin:
+                    attempts.renew()
+                self._pause(attempts, e)
+
+    def unbundle(self, content: bytes | BinaryIO | Iterator[bytes], *, as_id: str = "", branch: str = "") -> list[Unbundled]:
+        """
+        Makes the sessions of a bundle, or brings those that exist forward. The only one of a bundle gets the id `as_id`; if it has diverged, it becomes a branch
+        of the one that is there, whose end is kept under the name `branch`. Otherwise it is a DivergedError.
+        """
+        query = {k: v for k, v in (("as", as_id), ("branch", branch)) if v}
+        pieces = _read(content) if isinstance(content, bytes) or hasattr(content, "read") else _pieces(content)
+        stored = self._upload("/v1/bundle", query, pieces)
+        return [Unbundled._of(s) for s in stored["bundle"].get("sessions") or ()]
+
+    def push(
+        self, to: Client, *sessions: str, group: str = "", all: bool = False, changed_since: datetime | None = None, as_id: str = "", branch: str = "",
+    ) -> PushReport:  # fmt: skip
+        """
+        Brings sessions to another store, which gets what it lacks of them: those that are named, those of a group and of the groups below it, or all, of these
+        those that were updated at a time or later. A session only goes forward. What can't be pushed is in the PushError that comes when all others were:
+        of one that has diverged, a DivergedError. `as_id` and `branch` are those of `unbundle`. A push that failed goes on when it is called again.
+        """
+
+        def make(step: _push.Step) -> Any:
+            if isinstance(step, _push.Wait):
+                return sleep(step.seconds)
+            if isinstance(step, _push.Send):
+                return to.unbundle(self.bundle(*step.of), as_id=as_id, branch=step.branch)
+            return (to if step.target else self)._run(step.call)
+
+        return drive(make, _push.Push(sessions, group, all, changed_since, as_id, branch).steps())
+
+    def _upload(self, path: str, query: Object, pieces: Iterator[bytes]) -> Object:
+        """Brings pieces to the server, and returns what it has made of all."""
+        query = {**query, "upload": secrets.token_hex(16)}
+        offset, piece = 0, b""
+        try:
+            for following in pieces:
+                if piece:
+                    self._put(path, query, piece, offset, False)
+                offset += len(piece)
+                piece = following
+            return self._put(path, query, piece, offset, True)
+        except BaseException:
+            # It is given up, so that it does not take a place on the server until it expires.
+            with suppress(BrokenError, errors.Error):
+                self._http.request("DELETE", "/v1/upload", params={"upload": query["upload"]})
+            raise
+
+    def _put(self, path: str, query: Object, piece: bytes, begin: int, last: bool) -> Object:
+        """Brings one piece to the server. After the last one it returns what the server has made of all."""
+        offset, end = begin, begin + len(piece)
+        attempts = _http.Attempts(self._o.patience)
+        asks = False
+        while True:
+            try:
+                # A server that has a part of the piece, or all of it, answers before it has read the rest, and closes the connection. So after an
+                # attempt without an answer it is asked what it has.
+                if asks:
+                    response = self._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
+                else:
+                    params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
+                    response = self._http.request("PUT", path, params=params, content=piece[offset - begin :])
+                _http.check(response)
+                stored = _http.read(Call("upload", {}, _calls.progress), response.content)
+                at = stored["offset"]
+                if stored.get("attachment") or stored.get("bundle") or (at == end and not last):
+                    return stored
+                asks, offset = False, max(begin, min(at, end))  # Of the last piece it waits for what comes of all.
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                self._pause(attempts, e)
+                asks = attempts.sent
+            except errors.Error as e:
+                if e.kind == "upload-not-found" and asks and begin == 0:
+                    asks, offset = False, 0  # Nothing of it has come.
+                    continue
+                if e.kind == "upload-not-found" and last and attempts.sent:
+                    raise errors.unknown_outcome(str(e)) from e
+                at = e.problem.get("offset", -1)
+                if e.kind != "upload-offset" or not begin <= at <= end:
+                    raise
+                # An earlier attempt has brought a part of the piece, or all of it.
+                if at == end and not last:
+                    return {}
+                asks, offset = at == end, at
+
+
     # Sessions
 
     def create(
@@ -345,6 +460,25 @@ class Client:
     def upgrade(self) -> Report:
         """Raises the format of the store to the newest one: "from" and "to"."""
         return self._run(_calls.upgrade())
+
+
+def _read(content: Any) -> Iterator[bytes]:
+    """Yields pieces of bytes, or of a file."""
+    stream = io.BytesIO(content) if isinstance(content, bytes) else content
+    while piece := stream.read(_PIECE):
+        yield piece
+
+
+def _pieces(chunks: Any) -> Iterator[bytes]:
+    """Yields pieces of what comes in chunks."""
+    piece = bytearray()
+    for chunk in chunks:
+        piece += chunk
+        while len(piece) >= _PIECE:
+            yield bytes(piece[:_PIECE])
+            del piece[:_PIECE]
+    if piece:
+        yield bytes(piece)
 
 
 class Session:
@@ -509,57 +643,9 @@ class Session:
 
     def put_attachment(self, content: bytes | BinaryIO, *, media_type: str = "", name: str = "") -> Attachment:
         """Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is."""
-        stream = io.BytesIO(content) if isinstance(content, bytes) else content
-        query = {**self._target, "upload": secrets.token_hex(16), "mediaType": media_type, "name": name}
-        try:
-            offset, piece = 0, stream.read(_PIECE)
-            while True:
-                following = stream.read(_PIECE)
-                stored = self._put(query, piece, offset, not following)
-                if stored:
-                    return stored
-                offset += len(piece)
-                piece = following
-        except BaseException:
-            # It is given up, so that it does not take a place on the server until it expires.
-            with suppress(BrokenError, errors.Error):
-                self.client._http.request("DELETE", "/v1/upload", params={"upload": query["upload"]})
-            raise
-
-    def _put(self, query: dict[str, str], piece: bytes, begin: int, last: bool) -> Attachment | None:
-        client, offset, end = self.client, begin, begin + len(piece)
-        attempts = _http.Attempts(client._o.patience)
-        asks = False
-        while True:
-            try:
-                # A server that has a part of the piece, or all of it, answers before it has read the rest, and closes the connection. So after an
-                # attempt without an answer it is asked what it has.
-                if asks:
-                    response = client._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
-                else:
-                    params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
-                    response = client._http.request("PUT", "/v1/attachment", params=params, content=piece[offset - begin :])
-                _http.check(response)
-                at, stored = _http.read(Call("upload", {}, _calls.progress), response.content)
-                if stored or not asks or (at == end and not last):
-                    return stored
-                asks, offset = False, max(begin, min(at, end))
-            except (BrokenError, _http.Lost, _http.Busy) as e:
-                client._pause(attempts, e)
-                asks = attempts.sent
-            except errors.Error as e:
-                if e.kind == "upload-not-found" and asks and begin == 0:
-                    asks, offset = False, 0  # Nothing of it has come.
-                    continue
-                if e.kind == "upload-not-found" and last and attempts.sent:
-                    raise errors.unknown_outcome(str(e)) from e
-                at = e.problem.get("offset", -1)
-                if e.kind != "upload-offset" or not begin <= at <= end:
-                    raise
-                # An earlier attempt has brought a part of the piece, or all of it.
-                if at == end and not last:
-                    return None
-                asks, offset = at == end, at
+        query = {**self._target, "mediaType": media_type, "name": name}
+        stored = self.client._upload("/v1/attachment", query, _read(content))
+        return Attachment._of(stored["attachment"])
 
     def read_attachment(self, id: str) -> Iterator[bytes]:
         """Yields the bytes of an attachment. When the connection is cut, it goes on where it was."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._kinds import KINDS
+
+if TYPE_CHECKING:
+    from .types import PushReport
 
 
 class Error(Exception):
@@ -67,6 +71,28 @@ class RecordConflictError(Error):
 
 class RefusedError(Error):
     """What is stored does not allow it: the id or name is taken, the session has children, the feed is off, or it is another store."""
+
+
+class DivergedError(RefusedError):
+    """A session in a store, and the one that was to come to it, have gone different ways since revision `common`, or since before what is known of it if that
+    is 0. `here` and `there` are their revisions."""
+
+    def __init__(self, text: str, problem: dict[str, Any]) -> None:
+        super().__init__(text, problem)
+        d = problem.get("diverged") or {}
+        self.session: str = d.get("session", "")
+        self.here: int = (d.get("here") or {}).get("revision", 0)
+        self.there: int = (d.get("there") or {}).get("revision", 0)
+        self.common: int = (d.get("common") or {}).get("revision", 0)
+
+
+class PushError(RefusedError):
+    """Some sessions were not pushed: `refused` has an error for each of them. `report` says what was."""
+
+    def __init__(self, refused: Sequence[Error], report: PushReport) -> None:
+        super().__init__("\n".join(str(e) for e in refused), refused[0].problem)
+        self.refused = tuple(refused)
+        self.report = report
 
 
 class NotFoundError(Error):

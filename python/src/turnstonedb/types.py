@@ -413,6 +413,63 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
+class Bundled:
+    """A session to write to a bundle: all of it, or what came since a revision that the other store has."""
+
+    id: str
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unbundled:
+    """A session that came in a bundle: where it stood before, and where it stands."""
+
+    id: str
+    created: bool
+    begin: int
+    end: int
+    branch: int = 0
+    """The revision that is kept for what has diverged, if `branch` was said."""
+
+    @classmethod
+    def _of(cls, o: Object) -> Unbundled:
+        return cls(o["id"], o.get("created", False), o["from"], o["to"], o.get("branch", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a session stands, to compare it with where it does in another store."""
+
+    id: str
+    genesis: str
+    """The same in all stores that the session was brought to."""
+    revision: int
+    commit: str
+    parent: str
+    rest: str
+    """Stands for metadata, records, tombstones and kept revisions: where they are the same, it is."""
+    at: tuple[str, ...]
+    """The commits at the revisions that were asked for; empty beyond the head."""
+
+    @property
+    def last(self) -> str:
+        """The last commit, or the genesis before the first one."""
+        return self.commit if self.revision else self.genesis
+
+    @classmethod
+    def _of(cls, o: Object) -> Standing:
+        return cls(o["id"], o["genesis"], o["revision"], o["commit"] or "", o.get("parent", ""), o["rest"], tuple(o.get("at") or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push did: the sessions that came, and how many had all already."""
+
+    sessions: tuple[Unbundled, ...]
+    same: int
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One turn: all of it is stored, or nothing. A node that it refers to is its id, the index of a new one, or "none"."""
 

@@ -1,0 +1,252 @@
+"""How sessions go from one store to another: steps that either client makes. It is what Push of the Go library does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from . import _calls, errors
+from ._calls import Call
+from .types import Bundled, PushReport, Standing, Unbundled
+
+_TOGETHER = 100  # sessions of a bundle
+_ATTEMPTS = 6  # in turn without a session that has come
+_ASKED = 32  # commits that are compared at once
+_PAGE = 1000  # sessions of a page
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks one of the stores."""
+
+    target: bool
+    call: Call[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sends a bundle from the source to the target."""
+
+    of: Sequence[Bundled]
+    branch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits for so many seconds."""
+
+    seconds: float
+
+
+Step = Ask | Send | Wait
+Steps = Generator[Step, Any, Any]
+Pair = tuple[Standing | None, Standing | None]
+"""Where a session stands in the source and in the target."""
+
+
+@dataclass
+class _Lacking:
+    """What the target lacks of some sessions."""
+
+    of: list[Bundled] = field(default_factory=list)
+    diverged: list[Bundled] = field(default_factory=list)
+    same: int = 0
+    refused: list[errors.Error] = field(default_factory=list)
+
+
+class Push:
+    """One push. `steps` yields what is to be done."""
+
+    def __init__(self, sessions: Sequence[str], group: str, all: bool, changed_since: datetime | None, as_id: str, branch: str) -> None:
+        if (bool(sessions), bool(group), all).count(True) != 1:
+            raise ValueError("name sessions, or a group, or say all")
+        if sessions and changed_since:
+            raise ValueError("changed_since is for a group or all sessions, and sessions are named")
+        if as_id and len(sessions) != 1:
+            raise ValueError("as_id is for one session")
+        self._sessions, self._group, self._since = list(dict.fromkeys(sessions)), group, changed_since
+        self._as, self._branch = as_id, branch
+        self._tried: dict[str, Unbundled] = {}
+        self._came: list[Unbundled] = []
+        self._same = 0
+
+    def steps(self) -> Generator[Step, Any, PushReport]:
+        ids = self._sessions or (yield from self._listed())
+        refused: list[errors.Error] = []
+        for begin in range(0, len(ids), _TOGETHER):
+            refused += yield from self._some(ids[begin : begin + _TOGETHER])
+        report = PushReport(tuple(self._came), self._same)
+        if refused:
+            raise errors.PushError(refused, report)
+        return report
+
+    def _listed(self) -> Steps:
+        """Returns the ids of all sessions that are meant, parents before their forks."""
+        found: list[tuple[str, str]] = []
+        since = f"{self._since.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}" if self._since else ""
+        after = ""
+        while True:
+            page = yield Ask(False, _calls.list_sessions(after, _PAGE, "", self._group, None, None))
+            for i in page.sessions:
+                if i.updated.removesuffix("Z") < since:
+                    break  # The others were updated before.
+                found.append((i.created.removesuffix("Z"), i.id))
+            else:
+                after = page.next
+                if after:
+                    continue
+            return [id for _, id in sorted(found)]
+
+    def _there(self, id: str) -> str:
+        return self._as or id
+
+    def _some(self, ids: list[str]) -> Steps:
+        """Pushes some sessions, and returns the errors of those that can't be."""
+        last, parents, failed = None, True, 0
+        while True:
+            failed += 1
+            received = False
+            try:
+                lacking = yield from self._compare(ids, parents)
+                if lacking.of != last:
+                    failed, last = 1, lacking.of
+                received = True
+                if lacking.of:
+                    self._note((yield Send(lacking.of)))
+                for one in lacking.diverged:
+                    self._note((yield Send([one], self._branch)))
+            except errors.Error as e:
+                if "invalid-bundle" in e.matches and len(ids) > 1:  # because of one of them
+                    return (yield from self._each(ids))
+                if failed == _ATTEMPTS or not e.matches & {"unavailable", "unknown-outcome", "conflict", "diverged", "session-deleted"}:
+                    raise
+                parents = parents and not (received and "conflict" in e.matches)
+                yield Wait(0.02 * failed * failed + random.uniform(0, 0.02))
+                continue
+            self._same += lacking.same
+            return lacking.refused
+
+    def _each(self, ids: list[str]) -> Steps:
+        refused: list[errors.Error] = []
+        for id in ids:
+            try:
+                refused += yield from self._some([id])
+            except errors.Error as e:
+                if "invalid-bundle" not in e.matches:
+                    raise
+                refused.append(e)
+        return refused
+
+    def _note(self, sessions: Sequence[Unbundled]) -> None:
+        """Adds sessions that have come to the report."""
+        for s in sessions:
+            before = self._tried.pop(s.id, None)
+            if before:  # An attempt before this one may have brought some.
+                self._came.append(Unbundled(s.id, before.created, before.begin, s.end, s.branch))
+            elif s.end > s.begin or s.created:  # not a parent that had all already
+                self._came.append(s)
+
+    def _compare(self, ids: list[str], parents: bool) -> Steps:
+        """Finds out what the target lacks of sessions, and of the parents of those that are new there."""
+        out = _Lacking()
+        missing: list[str] = []
+        pairs = yield from self._pairs(ids)
+        for id in ids:
+            here, there = pairs[id]
+            if here is None:
+                if self._sessions:
+                    raise errors.of_problem({"type": "#session-not-found", "matches": ["session-not-found"], "detail": f"session not found: {id!r}"})
+                continue  # It was deleted since it was listed.
+            yield from self._add(out, here, there)
+            if parents and not self._as and there is None and here.parent and here.parent not in ids and here.parent not in missing:
+                missing.append(here.parent)
+        pairs = yield from self._pairs(missing)
+        for id in missing:
+            here, there = pairs[id]
+            if here and there:
+                try:
+                    since, _ = yield from self._lacks(here, there)
+                except errors.RefusedError:
+                    continue
+                out.of.append(Bundled(id, since))
+        return out
+
+    def _add(self, out: _Lacking, here: Standing, there: Standing | None) -> Steps:
+        """Adds what the target lacks of a session."""
+        id = self._there(here.id)
+        try:
+            since, lacks = yield from self._lacks(here, there)
+        except errors.DivergedError as e:
+            if not self._branch:
+                out.refused.append(e)
+                return
+            out.diverged.append(Bundled(here.id, e.common))
+        except errors.RefusedError as e:
+            out.refused.append(e)
+            return
+        else:
+            if not lacks:
+                if before := self._tried.pop(id, None):  # An attempt that failed in the end has brought it.
+                    self._came.append(Unbundled(id, before.created, before.begin, there.revision if there else 0, 0))
+                else:
+                    out.same += 1
+                return
+            out.of.append(Bundled(here.id, since))
+        self._tried.setdefault(id, Unbundled(id, there is None, there.revision if there else 0, 0, 0))
+
+    def _pairs(self, ids: list[str]) -> Steps:
+        """Compares where sessions stand. `at` of each has the commit at the revision where the other one stands."""
+        if not ids:
+            return {}
+
+        def ask(target: bool, at: dict[str, Standing]) -> Steps:
+            of = [(self._there(id) if target else id, [at[id].revision] if id in at else []) for id in ids]
+            found = {s.id: s for s in (yield Ask(target, _calls.standings(of)))}
+            return {id: s for id in ids if (s := found.get(self._there(id) if target else id))}
+
+        there = yield from ask(True, {})
+        here = yield from ask(False, there)
+        if any(id in here and s.revision > here[id].revision for id, s in there.items()):
+            now = yield from ask(True, here)
+            there = {id: now[id] if id in now and now[id].commit == s.commit else s for id, s in there.items()}
+        return {id: (here.get(id), there.get(id)) for id in ids}
+
+    def _lacks(self, here: Standing, there: Standing | None) -> Steps:
+        """Returns since which revision the target lacks what, and whether it lacks anything."""
+        if there is None:
+            return 0, True
+        if here.genesis != there.genesis:
+            raise errors.of_problem({"type": "#exists", "matches": ["exists"], "detail": f"session exists: another session is called {there.id!r} there"})
+        if (here.revision, here.commit) == (there.revision, there.commit):
+            return here.revision, here.rest != there.rest
+        if there.revision < here.revision and here.at[:1] == (there.last,):
+            return there.revision, True
+        if there.revision > here.revision and there.at[:1] == (here.last,):
+            return here.revision, here.rest != there.rest
+        revision, commit = yield from self._common(here, there)
+        text = f"session has diverged: {there.id!r} is at revision {there.revision} here and at {here.revision} there, and the last common one is {revision}"
+        of = {
+            "session": there.id, "here": {"revision": there.revision, "commit": there.commit},
+            "there": {"revision": here.revision, "commit": here.commit}, "common": {"revision": revision, "commit": commit},
+        }  # fmt: skip
+        raise errors.of_problem({"type": "#diverged", "matches": ["diverged"], "detail": text, "diverged": of})
+
+    def _common(self, here: Standing, there: Standing) -> Steps:
+        """Returns the last commit that both stores have of a session."""
+        low, commit, high = 0, "", min(here.revision, there.revision)  # low is common, and high + 1 is not.
+        while low < high:
+            n = min(_ASKED, high - low)
+            at = [low + (high - low) * i // n for i in range(1, n + 1)]
+            ours = yield Ask(False, _calls.standings([(here.id, at)]))
+            theirs = yield Ask(True, _calls.standings([(there.id, at)]))
+            if not ours or not theirs:
+                raise errors.of_problem({"type": "#session-deleted", "matches": ["session-deleted"], "detail": f"session was deleted: {here.id!r}"})
+            for r, a, b in zip(at, ours[0].at, theirs[0].at, strict=True):
+                if a != b:
+                    high = r - 1
+                    break
+                low, commit = r, a
+        return low, commit
