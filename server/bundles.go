@@ -71,7 +71,7 @@ func (s *Server) putBundle(r *request) error {
 	o := turnstone.UnbundleOptions{As: r.URL.Query().Get("as"), Branch: r.URL.Query().Get("branch")}
 	return s.put(r, func(context.Context) (func(io.Reader, *wire.Progress) error, error) {
 		return func(in io.Reader, p *wire.Progress) error {
-			release, err := s.limits.bundles.acquire(context.Background(), r.party, 1, s.o.Patience)
+			release, err := s.limits.unbundles.acquire(context.Background(), r.party, 1, s.o.Patience)
 			if err != nil {
 				return err
 			}

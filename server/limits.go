@@ -12,9 +12,11 @@ import (
 // limits bound what the server does at once, in all and for each token and namespace.
 type limits struct {
 	requests, watches, uploads *pool
-	bundles                    *pool // that are read or written, each of which takes memory for its compression
-	bytes                      *pool // what the bodies of requests take, as they came and decoded
-	decoding                   *pool // large bodies that are decoded, each of which takes a processor for a while
+	// bundles that are sent, and those that come. Each takes memory for its compression. Who pushes from one namespace to
+	// another has one of both at once.
+	bundles, unbundles *pool
+	bytes              *pool // what the bodies of requests take, as they came and decoded
+	decoding           *pool // large bodies that are decoded, each of which takes a processor for a while
 }
 
 func newLimits(o *Options) limits {
@@ -23,7 +25,7 @@ func newLimits(o *Options) limits {
 	requests.queue = requests.share // They hold connections.
 	return limits{
 		requests: requests, watches: newPool("watches", o.MaxWatches, share),
-		uploads: newPool("uploads", int64(o.MaxUploads), share), bundles: newPool("bundles", o.MaxBundles, share), bytes: newPool("bytes of requests", o.MaxBodyBytes, share),
+		uploads: newPool("uploads", int64(o.MaxUploads), share), bundles: newPool("bundles", o.MaxBundles, share), unbundles: newPool("bundles that come", o.MaxBundles, share), bytes: newPool("bytes of requests", o.MaxBodyBytes, share),
 		decoding: newPool("large requests decoded", int64(max(1, runtime.GOMAXPROCS(0)/2)), share),
 	}
 }

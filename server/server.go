@@ -52,14 +52,15 @@ type Options struct {
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
-	// MaxBundles is how many bundles are written and read at once; others wait. Each takes up to 200 MB of memory. Default 4.
+	// MaxBundles is how many bundles are sent at once, and how many come at once; others wait. Each takes up to 200 MB of
+	// memory. Default 4.
 	MaxBundles int64
 	// MaxConnections is how many connections Serve has. When there are more, those that no request is on make room. A
 	// quarter of them can have requests that are worked on, and a half watches, whatever MaxRequests and MaxWatches say.
 	// Default: half of the descriptors that the process may have, so that the engine has the others, and 10,000 at most.
 	MaxConnections int
-	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches and MaxUploads that one token gets at most, and one
-	// namespace. Default a quarter. Without Tokens nobody can be told apart, and there are no shares.
+	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches, MaxUploads and MaxBundles that one token gets at most, and
+	// one namespace. Default a quarter. Without Tokens nobody can be told apart, and there are no shares.
 	Share float64
 	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for
 	// a reader to take some of an answer, how long a collection goes on that nobody waits for, and how long requests may

@@ -75,7 +75,7 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().IntVar(&o.MaxNamespaces, "max-namespaces", 0, "namespaces that are open at once; one that nobody uses makes room; default 1024")
 	c.Flags().Int64Var(&o.MaxWatches, "max-watches", 0, "watches at once; default 1024")
 	c.Flags().IntVar(&o.MaxUploads, "max-uploads", 0, "uploads that have begun and not ended; default 256")
-	c.Flags().Int64Var(&o.MaxBundles, "max-bundles", 0, "bundles that are written and read at once, each with up to 200 MB of memory; default 4")
+	c.Flags().Int64Var(&o.MaxBundles, "max-bundles", 0, "bundles that are sent at once, and that come at once, each with up to 200 MB of memory; default 4 each")
 	for _, other := range []string{"listen", "tokens", "tls-cert", "tls-key"} {
 		c.MarkFlagsMutuallyExclusive("stdio", other)
 	}
