@@ -1,20 +1,27 @@
 package tests
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // push pushes between two stores.
@@ -57,6 +64,54 @@ func sameHeads(t *testing.T, from, to *turnstone.Store) {
 			t.Fatalf("session %q: %d %s, want %d %s: %v", want.ID, got.Revision, got.Commit, want.Revision, want.Commit, err)
 		}
 	}
+}
+
+// Sessions are pushed while they are committed to, pruned and vacuumed, on both sides.
+func TestPU1_APushRunsBesideCommitsAndMaintenance(t *testing.T) {
+	_, from := onMemory(t, nil)
+	_, to := onMemory(t, nil)
+	for i := range 5 {
+		create(t, from, turnstone.Request{ID: fmt.Sprint("s", i)}, []byte("first"))
+	}
+	create(t, from, turnstone.Request{ID: "fork", Parent: "s0"})
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	beside := func(f func(r *rand.Rand)) {
+		others.Go(func() {
+			for r := rand.New(rand.NewPCG(1, 1)); ; {
+				select {
+				case <-stop:
+					return
+				default:
+					f(r)
+				}
+			}
+		})
+	}
+	beside(func(r *rand.Rand) {
+		s := session(t, from, fmt.Sprint("s", r.IntN(5)))
+		commitTo(t, s, turnstone.Commit{
+			Expected: turnstone.AnyRevision, Nodes: saying(random(r.IntN(6000), r.Uint64())), Checkpoint: map[string][]byte{"p": random(3000, uint64(r.IntN(3)))},
+			Records: []turnstone.RecordChange{{Key: "r", Value: random(9, r.Uint64())}},
+		})
+	})
+	beside(func(r *rand.Rand) {
+		_, err := session(t, from, "s1").Prune(ctx, 3)
+		must(t, err)
+		vacuum(t, from)
+		vacuum(t, to)
+		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
+	})
+	for range testkit.Pick(30, 15, 5) {
+		if _, err := turnstone.Push(ctx, from, to, turnstone.PushOptions{All: true}); err != nil && !errors.Is(err, turnstone.ErrRevisionPruned) {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	others.Wait()
+	pushAll(t, from, to, to)
+	sameHeads(t, from, to)
+	verify(t, to)
 }
 
 // Over connections that are cut all the time sessions go from one server to another all the same, and none is there in
@@ -232,6 +287,73 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 				a, b, here, there = b, a, there, here
 			}
 		})
+	}
+}
+
+// A branch comes whole and once, whatever is done to the session before any of its batches.
+func TestPU3_ABranchComesBesideWhatIsDoneToTheSession(t *testing.T) {
+	_, from := onMemory(t, nil)
+	s := create(t, from, turnstone.Request{ID: "s"}, []byte("common"))
+	commitTo(t, s, partOf(1))
+	first := bundleOf(t, from, turnstone.Bundled{ID: "s"})
+	for i := range 3 {
+		commitTo(t, s, turnstone.Commit{Expected: head.Revision(2 + i), Nodes: saying(random(900_000, uint64(i))), Checkpoint: map[string][]byte{"p": random(3000, uint64(i))}})
+	}
+	theirs := bundleOf(t, from, turnstone.Bundled{ID: "s", Since: 2})
+	for name, beside := range map[string]func(*turnstone.Session, *turnstone.Store){
+		"commit": func(s *turnstone.Session, _ *turnstone.Store) {
+			commitTo(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("beside")), Checkpoint: map[string][]byte{"p": []byte("beside")}})
+		},
+		"collections": func(_ *turnstone.Session, st *turnstone.Store) {
+			collect(t, st, gc.Options{Full: true})
+			vacuum(t, st)
+		},
+		"the same branch": func(_ *turnstone.Session, st *turnstone.Store) {
+			_, err := st.Unbundle(ctx, bytes.NewReader(theirs), turnstone.UnbundleOptions{Branch: "theirs"})
+			must(t, err)
+		},
+		"a prune": func(s *turnstone.Session, _ *turnstone.Store) {
+			_, err := s.Prune(ctx, 1)
+			must(t, err)
+		},
+	} {
+		for n := 1; ; n += testkit.Pick(1, 1, 4) {
+			m := memory.New()
+			other := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+			unbundle(t, other, first)
+			ours := session(t, other, "s")
+			commitTo(t, ours, turnstone.Commit{Expected: 2, Nodes: saying([]byte("ours")), Checkpoint: map[string][]byte{"p": []byte("ours")}})
+			hit := false
+			st := openStore(t, &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
+				if c.Apply == n && !hit {
+					hit = true
+					beside(ours, other)
+				}
+				return enginetest.Fault{}
+			}}, &turnstone.Options{NoAutoSeal: true})
+			r, err := st.Unbundle(ctx, bytes.NewReader(theirs), turnstone.UnbundleOptions{Branch: "theirs"})
+			must(t, err)
+			verify(t, other)
+			want := end{Parts: map[string][]byte{"p": []byte("ours")}}
+			if name == "commit" && hit {
+				want.Parts["p"] = []byte("beside")
+			}
+			got := endOf(t, ours, 0)
+			payload, err := ours.Node(ctx, got.Leaf)
+			must(t, err)
+			if !reflect.DeepEqual(got.Parts, want.Parts) || string(payload.Payload) != string(want.Parts["p"]) {
+				t.Fatalf("%s before apply %d: it stands at %q with %q", name, n, payload.Payload, got.Parts)
+			}
+			if got, want := endOf(t, ours, r.Sessions[0].Branch), endOf(t, s, 0); !reflect.DeepEqual(got, want) {
+				t.Fatalf("%s before apply %d: the branch ends elsewhere", name, n)
+			}
+			if n, want := len(nodesOf(t, ours)), 6; n != want && name != "commit" {
+				t.Fatalf("%s: %d nodes, want %d", name, n, want)
+			}
+			if !hit {
+				break
+			}
+		}
 	}
 }
 

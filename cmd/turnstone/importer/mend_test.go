@@ -189,7 +189,7 @@ func breakLines(rnd *rand.Rand, lines []string) []byte {
 // Each line that can be read is in the store once it is finished, and a path leads to it. An import is repeatable,
 // and gives back the file if that is of one session.
 func TestP14_OfAnyBrokenFileEachReadableLineIsInTheStore(t *testing.T) {
-	for seed := range testkit.Pick[uint64](2000, 500, 100) {
+	for seed := range testkit.Pick[uint64](1000, 500, 100) {
 		rnd := rand.New(rand.NewPCG(seed, 14))
 		lines := chain(4 + rnd.IntN(20))
 		name := "s.jsonl"

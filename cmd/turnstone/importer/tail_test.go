@@ -116,7 +116,7 @@ func script(rnd *rand.Rand) (name string, lines []string) {
 func TestP20_OfAFileThatHasGrownWhatIsNewIsEnough(t *testing.T) {
 	importer.KeepSmallTails()
 	went, all := 0, 0
-	for seed := range testkit.Pick[uint64](6000, 400, 150) {
+	for seed := range testkit.Pick[uint64](2000, 400, 150) {
 		rnd := rand.New(rand.NewPCG(seed, 20))
 		name, lines := script(rnd)
 		path := filepath.Join(t.TempDir(), name)
