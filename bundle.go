@@ -71,7 +71,8 @@ type UnbundleOptions struct {
 	// becomes a branch of it, whose end is kept under this name. Its nodes have their ids, and their commits are new
 	// ones, with usage and labels, as of now. At the revision that is kept, leaf and checkpoint are those of the
 	// other side, and after it again those of here. Commits of the other side that added no nodes don't come. A name
-	// that is in use moves. If the session has not diverged, Branch has no effect.
+	// that is in use moves, and what it kept is retained no longer: give each other side a name of its own. If the
+	// session has not diverged, Branch has no effect.
 	Branch string
 	// MaxBytes is how many bytes the bundle may expand to, for bundles that come from strangers. Default: no limit.
 	MaxBytes int64
@@ -86,6 +87,7 @@ type UnbundleReport struct {
 type Unbundled struct {
 	ID      string        `json:"id"`
 	Created bool          `json:"created,omitzero"`
+	Changed bool          `json:"changed,omitzero"` // it was made, or something of it has changed
 	From    head.Revision `json:"from"` // where it stood before
 	To      head.Revision `json:"to"`   // where it stands; From if nothing came
 	// Branch is the revision that is kept for what has diverged: see UnbundleOptions.Branch.
@@ -141,7 +143,7 @@ func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 	})
 	out := &UnbundleReport{}
 	for _, in := range received {
-		out.Sessions = append(out.Sessions, Unbundled{ID: in.ID, Created: in.Created, From: in.From, To: in.To, Branch: in.Branch})
+		out.Sessions = append(out.Sessions, Unbundled{ID: in.ID, Created: in.Created, Changed: in.Changed, From: in.From, To: in.To, Branch: in.Branch})
 		s.changed(in.Session.Inc)
 		s.handle(in.Session, nil).sealLater()
 	}

@@ -30,8 +30,8 @@ const MaxStandingAt = 64
 type Standing struct {
 	ID      string        `json:"id"`
 	Genesis head.CommitID `json:"genesis"` // the same in all stores that the session was brought to
-	Point
-	Parent string `json:"parent,omitempty"` // of an attached fork: the id of its parent, if that has not been deleted
+	Point                 // where it stands: before the first commit, Commit is the genesis
+	Parent  string        `json:"parent,omitempty"` // of an attached fork: the id of its parent, if that has not been deleted
 	// Rest stands for metadata, records, tombstones and kept revisions: where they are the same, Rest is.
 	Rest string          `json:"rest"`
 	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head, and the genesis for 0
@@ -133,27 +133,28 @@ type PushReport struct {
 // the other store has of its own stays. A deletion is not pushed. To pull is to push from the other store.
 //
 // Of a session that has diverged nothing is pushed, and the error, which comes when all others were, matches
-// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has the id there, the error matches
-// ErrExists. A fork whose parent is not there brings a copy of what it inherits. If the parent is there, it is brought forward
-// as well, and the fork shares its history.
+// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has the
+// id there, the error matches ErrExists, and ErrSessionNotFound of one that was named and does not exist.
+//
+// A new fork whose parent is there brings the parent forward as well, and shares its history. If the parent is not there,
+// or has diverged, or shows other nodes there, the fork comes with a copy of what it inherits, and without a parent.
 //
 // When a connection is cut, or a session is changed meanwhile, Push compares again, and goes on with the sessions
 // that have not come, until nothing has come several times in turn. So does a later call. The report is never nil.
 func Push(ctx context.Context, from, to Peer, o PushOptions) (*PushReport, error) {
 	p := &pushing{from: from, to: to, o: o, report: &PushReport{}, tried: map[string]Unbundled{}}
-	ids, err := p.chosen(ctx)
+	ids, refused, err := p.chosen(ctx)
 	if err != nil {
 		return p.report, err
 	}
-	var diverged []error
 	for some := range slices.Chunk(ids, pushedTogether) {
-		refused, err := p.some(ctx, some)
+		more, err := p.some(ctx, some)
+		refused = append(refused, more...)
 		if err != nil {
-			return p.report, errors.Join(append(diverged, err)...)
+			return p.report, errors.Join(append(refused, err)...)
 		}
-		diverged = append(diverged, refused...)
 	}
-	return p.report, errors.Join(diverged...)
+	return p.report, errors.Join(refused...)
 }
 
 const (
@@ -169,53 +170,102 @@ type pushing struct {
 	tried    map[string]Unbundled // where those stood in the other store that were sent and have not come, by their ids there
 }
 
-// chosen returns the ids of the sessions that are to be pushed, parents before their forks.
-func (p *pushing) chosen(ctx context.Context) ([]string, error) {
+// chosen returns the ids of the sessions that are to be pushed, parents before their forks, and the errors of those that
+// do not exist.
+func (p *pushing) chosen(ctx context.Context) (ids []string, missing []error, err error) {
 	o := &p.o
 	switch {
 	case p.from == nil || p.to == nil:
-		return nil, invalid("push", "a store is nil")
+		return nil, nil, invalid("push", "a store is nil")
 	case len(o.Sessions) > 0 && (o.Group != "" || o.All), o.Group != "" && o.All, len(o.Sessions) == 0 && o.Group == "" && !o.All:
-		return nil, invalid("push", "name sessions, or a group, or say all")
+		return nil, nil, invalid("push", "want one of Sessions, Group and All")
 	case len(o.Sessions) > 0 && !o.ChangedSince.IsZero():
-		return nil, invalid("push", "ChangedSince is for a group or all sessions, and sessions are named")
+		return nil, nil, invalid("push", "ChangedSince is for a group or all sessions, and sessions are named")
 	case o.As != "" && len(o.Sessions) != 1:
-		return nil, invalid("push", "As is for one session")
+		return nil, nil, invalid("push", "As is for one session")
+	case len(o.Sessions) > 0:
+		return p.named(ctx)
 	}
-	if len(o.Sessions) > 0 {
-		for i, id := range o.Sessions {
-			if slices.Contains(o.Sessions[:i], id) {
-				return nil, invalid("push", "session %q twice", id)
-			}
-		}
-		return o.Sessions, nil
+	all, err := p.listed(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	type found struct {
-		id      string
-		created time.Time
-	}
-	var all []found
-	list := ListOptions{Group: o.Group, Limit: MaxPage}
-	for more := true; more; more = list.After != "" {
-		page, err := p.from.List(ctx, list)
-		if err != nil {
-			return nil, err
-		}
-		list.After = page.Next
-		for i := range page.Sessions {
-			if info := &page.Sessions[i]; info.Updated.Before(o.ChangedSince) {
-				list.After = "" // The others were updated before.
-			} else {
-				all = append(all, found{info.ID, info.Created})
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b found) int { return a.created.Compare(b.created) })
-	ids := make([]string, len(all))
 	for i := range all {
-		ids[i] = all[i].id
+		ids = append(ids, all[i].id)
 	}
-	return ids, nil
+	return ids, nil, nil
+}
+
+// A listed is a session in a list.
+type listed struct {
+	id      string
+	created time.Time
+}
+
+// listed returns the sessions of the group, or all, the oldest first. A session that is updated meanwhile moves to the
+// front of the list, which may be behind the reader: so the front is read again until there is nothing new.
+func (p *pushing) listed(ctx context.Context) (all []listed, err error) {
+	seen := map[string]bool{}
+	since, limit := p.o.ChangedSince, MaxPage
+	for more := 1; more > 0; limit = 50 {
+		newest := since
+		before := len(all)
+		o := ListOptions{Group: p.o.Group, Limit: limit}
+		for page := true; page; page = o.After != "" {
+			got, err := p.from.List(ctx, o)
+			if err != nil {
+				return nil, err
+			}
+			o.After = got.Next
+			for i := range got.Sessions {
+				info := &got.Sessions[i]
+				if info.Updated.Before(since) {
+					o.After = "" // The others were updated before.
+					break
+				}
+				if info.Updated.After(newest) {
+					newest = info.Updated
+				}
+				if !seen[info.ID] {
+					seen[info.ID] = true
+					all = append(all, listed{info.ID, info.Created})
+				}
+			}
+		}
+		more = len(all) - before
+		since = newest
+	}
+	slices.SortStableFunc(all, func(a, b listed) int { return a.created.Compare(b.created) })
+	return all, nil
+}
+
+// named is chosen for sessions that are named.
+func (p *pushing) named(ctx context.Context) (ids []string, missing []error, err error) {
+	exists := map[string]bool{}
+	for some := range slices.Chunk(p.o.Sessions, MaxPage) {
+		of := make([]StandingQuery, len(some))
+		for i, id := range some {
+			of[i].ID = id
+		}
+		found, err := p.from.Standings(ctx, of...)
+		if err != nil {
+			return nil, nil, err
+		}
+		for i := range found {
+			exists[found[i].ID] = true
+		}
+	}
+	for i, id := range p.o.Sessions {
+		switch {
+		case slices.Contains(p.o.Sessions[:i], id):
+			return nil, nil, invalid("push", "session %q twice", id)
+		case exists[id]:
+			ids = append(ids, id)
+		default:
+			missing = append(missing, fmt.Errorf("%w: %q", ErrSessionNotFound, id))
+		}
+	}
+	return ids, missing, nil
 }
 
 // there is the id that a session has in the other store.
@@ -242,6 +292,9 @@ func (p *pushing) some(ctx context.Context, ids []string) (refused []error, err 
 			return l.refused, nil
 		case errors.Is(err, ErrBundle) && len(ids) > 1: // because of one of them
 			return p.each(ctx, ids)
+		case errors.Is(err, ErrBundle) && parents && len(l.of) > 1: // perhaps because of the parent
+			parents = false
+			continue
 		case failed == pushAttempts || !goesOn(err) || ctx.Err() != nil:
 			return l.refused, err
 		}
@@ -262,7 +315,12 @@ func (p *pushing) sendAll(ctx context.Context, l *lacking) (received bool, err e
 		}
 	}
 	for _, one := range l.diverged {
-		if received, err = p.send(ctx, p.o.Branch, one); err != nil {
+		received, err = p.send(ctx, p.o.Branch, one)
+		if one.Since > 0 && errors.Is(err, ErrRevisionPruned) { // What came after it is relative to what is not there any more.
+			one.Since = 0
+			received, err = p.send(ctx, p.o.Branch, one)
+		}
+		if err != nil {
 			return received, err
 		}
 	}
@@ -287,7 +345,7 @@ func (p *pushing) each(ctx context.Context, ids []string) (refused []error, err 
 // goesOn reports whether another attempt may do what failed with err: the connection was cut, or a session was changed
 // meanwhile.
 func goesOn(err error) bool {
-	for _, of := range []error{engine.ErrUnavailable, ErrOutcomeUnknown, ErrConflict, ErrDiverged, ErrSessionDeleted, io.ErrUnexpectedEOF} {
+	for _, of := range []error{engine.ErrUnavailable, ErrOutcomeUnknown, ErrConflict, ErrDiverged, ErrSessionDeleted, ErrSessionNotFound, io.ErrUnexpectedEOF} {
 		if errors.Is(err, of) {
 			return true
 		}
@@ -313,19 +371,19 @@ func (p *pushing) compare(ctx context.Context, ids []string, parents bool) (l la
 	var missing []string
 	for _, id := range ids {
 		pair := pairs[id]
-		switch {
-		case pair.here == nil && len(p.o.Sessions) > 0:
-			return l, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
-		case pair.here == nil: // It was deleted since it was listed.
+		if pair.here == nil { // It was deleted since it was found.
 			continue
 		}
 		if err := p.add(ctx, &l, pair); err != nil {
 			return l, err
 		}
-		if parent := pair.here.Parent; parents && p.o.As == "" && pair.there == nil && parent != "" && !slices.Contains(ids, parent) && !slices.Contains(missing, parent) {
+		if parent := pair.here.Parent; parents && p.o.As == "" && pair.there == nil && parent != "" && !slices.Contains(missing, parent) {
 			missing = append(missing, parent)
 		}
 	}
+	missing = slices.DeleteFunc(missing, func(id string) bool {
+		return slices.ContainsFunc(l.of, func(b Bundled) bool { return b.ID == id })
+	})
 	if pairs, err = p.pairs(ctx, missing); err != nil {
 		return l, err
 	}
@@ -356,7 +414,7 @@ func (p *pushing) add(ctx context.Context, l *lacking, pair pair) error {
 	case lacks:
 		l.of = append(l.of, Bundled{ID: pair.here.ID, Since: since})
 	case tried: // An attempt that failed in the end has brought it.
-		before.To = pair.there.Revision
+		before.To, before.Changed = pair.there.Revision, true
 		p.came(before)
 		return nil
 	default:
@@ -383,10 +441,14 @@ func (p *pushing) pairs(ctx context.Context, ids []string) (map[string]pair, err
 		return out, nil
 	}
 	queries := make([]StandingQuery, len(ids))
-	ask := func(of Peer, at func(id string) *Standing) (map[string]*Standing, error) {
+	ask := func(there bool, at func(id string) *Standing) (map[string]*Standing, error) {
+		of := p.from
+		if there {
+			of = p.to
+		}
 		for i, id := range ids {
 			queries[i] = StandingQuery{ID: id}
-			if of == p.to {
+			if there {
 				queries[i].ID = p.there(id)
 			}
 			if other := at(id); other != nil {
@@ -400,11 +462,11 @@ func (p *pushing) pairs(ctx context.Context, ids []string) (map[string]pair, err
 		}
 		return by, err
 	}
-	there, err := ask(p.to, func(string) *Standing { return nil })
+	there, err := ask(true, func(string) *Standing { return nil })
 	if err != nil {
 		return nil, err
 	}
-	here, err := ask(p.from, func(id string) *Standing { return there[p.there(id)] })
+	here, err := ask(false, func(id string) *Standing { return there[p.there(id)] })
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +479,7 @@ func (p *pushing) pairs(ctx context.Context, ids []string) (map[string]pair, err
 	if !ahead {
 		return out, nil
 	}
-	if there, err = ask(p.to, func(id string) *Standing { return here[id] }); err != nil {
+	if there, err = ask(true, func(id string) *Standing { return here[id] }); err != nil {
 		return nil, err
 	}
 	for _, id := range ids {
@@ -441,9 +503,9 @@ func (p *pushing) lacks(ctx context.Context, of pair) (since head.Revision, lack
 		return 0, false, fmt.Errorf("%w: another session is called %q there", ErrExists, there.ID)
 	case here.Point == there.Point:
 		return here.Revision, here.Rest != there.Rest, nil
-	case there.Revision < here.Revision && len(here.At) == 1 && here.At[0] == there.at():
+	case there.Revision < here.Revision && len(here.At) == 1 && here.At[0] == there.Commit:
 		return there.Revision, true, nil
-	case there.Revision > here.Revision && len(there.At) == 1 && there.At[0] == here.at():
+	case there.Revision > here.Revision && len(there.At) == 1 && there.At[0] == here.Commit:
 		return here.Revision, here.Rest != there.Rest, nil
 	}
 	common, err := p.common(ctx, of)
@@ -451,14 +513,6 @@ func (p *pushing) lacks(ctx context.Context, of pair) (since head.Revision, lack
 		return 0, false, err
 	}
 	return 0, false, &DivergedError{Session: there.ID, Here: there.Point, There: here.Point, Common: common}
-}
-
-// at returns the commit of a session, which before the first one is its genesis.
-func (s *Standing) at() head.CommitID {
-	if s.Revision == 0 {
-		return s.Genesis
-	}
-	return s.Commit
 }
 
 // common returns the last commit that both stores have of a session that has diverged. It asks both for a number of
@@ -524,14 +578,17 @@ var errEnded = errors.New("turnstone: the other store has ended")
 // came adds a session to the report.
 func (p *pushing) came(in Unbundled) {
 	one, tried := p.tried[in.ID]
-	if !tried {
-		if in.To == in.From { // a parent that had all already
-			return
-		}
-		one = in
-	}
-	in.Created, in.From = one.Created, one.From // An attempt before this one may have brought some.
 	delete(p.tried, in.ID)
+	if tried { // An attempt before this one may have brought some.
+		in.Created, in.From = one.Created, one.From
+		in.Changed = in.Changed || in.Created || in.To > in.From
+	}
+	if !in.Changed { // What is different is of the other store alone.
+		if tried {
+			p.report.Same++
+		}
+		return
+	}
 	p.report.Sessions = append(p.report.Sessions, in)
 	if p.o.Progress != nil {
 		p.o.Progress(in)

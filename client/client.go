@@ -47,7 +47,7 @@ type Options struct {
 	Namespace string
 	// TLS is for servers whose certificate no authority of this machine has signed.
 	TLS *tls.Config
-	// MustExist makes Open fail if there is no store at an address of ssh. Otherwise one is made.
+	// MustExist makes Open fail if the store does not exist. Otherwise the first call makes one, if the token may write.
 	MustExist bool
 	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10
 	// seconds, at most 30: so long a server remembers what it did for sure.
@@ -103,7 +103,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	}
 	d := &net.Dialer{Timeout: 10 * time.Second}
 	t.DialContext = d.DialContext
-	if path, unix := strings.CutPrefix(address, "unix:"); unix {
+	if path, unix := strings.CutPrefix(address, "unix:"); unix && path != "" {
 		c.base = "http://turnstone"
 		t.Proxy = nil
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, path) }
@@ -113,7 +113,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 			return nil, err
 		}
 		c.base = "http://turnstone"
-		t.Proxy = nil
+		t.Proxy, t.IdleConnTimeout = nil, 0 // The process there has what was uploaded in part.
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
 	} else {
 		u, err := url.Parse(address)
@@ -139,14 +139,15 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	if strings.HasPrefix(address, "ssh://") { // What ssh says against it once, it would say again.
 		hello := func(answer *http.Response) error { _, err := io.Copy(io.Discard, answer.Body); return err }
 		if _, _, err = c.once(limited, &ask{method: "GET", path: "/v1/"}, "", hello); err != nil && ctx.Err() == nil {
-			return nil, errors.Join(fmt.Errorf("%w: %w", engine.ErrUnavailable, err), c.Close())
+			_ = c.Close()
+			return nil, openError(err)
 		}
 	}
 	if err == nil {
 		_, err = c.List(limited, turnstone.ListOptions{Limit: 1})
 	}
 	switch {
-	case err == nil, errors.Is(err, wire.ErrScope), errors.Is(err, turnstone.ErrStoreNotFound): // A token may be for writing only, or the store not be made yet.
+	case err == nil, errors.Is(err, wire.ErrScope), errors.Is(err, turnstone.ErrStoreNotFound) && !c.o.MustExist: // A token may be for writing only, or the store not be made yet.
 		return c, nil
 	case ctx.Err() == nil && limited.Err() != nil:
 		err = fmt.Errorf("%w: %w", engine.ErrUnavailable, errSilent)
@@ -320,6 +321,9 @@ func (c *Client) request(ctx context.Context, a *ask, server string, body *piece
 		if value != "" {
 			r.Header.Set(name, value)
 		}
+	}
+	if c.o.MustExist {
+		r.Header.Set(wire.HeaderExisting, "1")
 	}
 	if c.o.Token != "" {
 		r.Header.Set("Authorization", "Bearer "+c.o.Token)

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 )
 
 // sshDialer returns a function that connects with `turnstone serve --stdio` on another machine, by the command ssh.
@@ -19,7 +22,9 @@ func sshDialer(address string, mustExist bool) (func(context.Context) (net.Conn,
 	if err != nil || u.Host == "" || strings.Trim(u.Path, "/") == "" || u.Fragment != "" {
 		return nil, fmt.Errorf("%w: %q: want ssh://[USER@]HOST[:PORT]/DIR", ErrAddress, address)
 	}
-	_, password := u.User.Password()
+	if _, password := u.User.Password(); password {
+		return nil, fmt.Errorf("%w: ssh asks for a password itself, and %s has one", ErrAddress, u.Redacted())
+	}
 	command := "turnstone"
 	for name, values := range u.Query() {
 		if name != "command" || len(values) != 1 || values[0] == "" {
@@ -31,12 +36,14 @@ func sshDialer(address string, mustExist bool) (func(context.Context) (net.Conn,
 	if name := u.User.Username(); name != "" {
 		host = name + "@" + host
 	}
-	if password || strings.HasPrefix(host, "-") || strings.ContainsAny(host, " \t\n") {
+	if strings.HasPrefix(host, "-") || strings.ContainsAny(host, " \t\n") {
 		return nil, fmt.Errorf("%w: %q is no host for ssh", ErrAddress, host)
 	}
 	dir := u.Path
-	if rest, home := strings.CutPrefix(dir, "/~/"); home {
+	if rest, home := strings.CutPrefix(dir, "/~/"); home && rest != "" {
 		dir = rest
+	} else if strings.HasPrefix(dir, "/~") {
+		return nil, fmt.Errorf("%w: %q: a directory of the home is /~/DIR", ErrAddress, address)
 	}
 	args := []string{"-T"}
 	if port := u.Port(); port != "" {
@@ -88,11 +95,50 @@ func (p *processConn) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	_ = p.Close()
-	if said := p.said.String(); said != "" {
-		err = fmt.Errorf("%s: %s", p.command.Args[0], said)
-	}
-	return n, err
+	return n, &endError{err, p.command.Args[0], p.said.String(), p.command.ProcessState.ExitCode()}
 }
+
+// An endError says how a process has ended. It matches the error that reading ended with.
+type endError struct {
+	err           error
+	command, said string
+	code          int
+}
+
+func (e *endError) Error() string {
+	switch {
+	case e.said != "":
+		return e.command + ": " + e.said
+	case e.code > 0:
+		return fmt.Sprintf("%s: exit status %d", e.command, e.code)
+	}
+	return fmt.Sprintf("%s: %v", e.command, e.err)
+}
+
+func (e *endError) Unwrap() error { return e.err }
+
+// openError is the error of Open for one of the first request through ssh. The command there ends with exit codes of its
+// own: see docs/cli.md.
+func openError(err error) error {
+	var end *endError
+	if errors.As(err, &end) {
+		switch err = end; end.code {
+		case 2:
+			return &remoteError{err, ErrAddress}
+		case 3:
+			return &remoteError{err, turnstone.ErrStoreNotFound}
+		}
+	}
+	return &remoteError{err, engine.ErrUnavailable}
+}
+
+// A remoteError has the text of one error, and matches another one as well.
+type remoteError struct {
+	error
+	also error
+}
+
+func (e *remoteError) Unwrap() []error { return []error{e.error, e.also} }
 
 // Close implements net.Conn. A process that does not end by itself is killed.
 func (p *processConn) Close() error {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/wire"
@@ -68,16 +69,36 @@ func (r *rest) Write(b []byte) (int, error) {
 
 // putBundle takes bytes of a bundle.
 func (s *Server) putBundle(r *request) error {
-	o := turnstone.UnbundleOptions{As: r.URL.Query().Get("as"), Branch: r.URL.Query().Get("branch")}
-	return s.put(r, func(context.Context) (func(io.Reader, *wire.Progress) error, error) {
-		return func(in io.Reader, p *wire.Progress) error {
-			release, err := s.limits.unbundles.acquire(context.Background(), r.party, 1, s.o.Patience)
-			if err != nil {
-				return err
-			}
-			defer release()
+	q := r.URL.Query()
+	o := turnstone.UnbundleOptions{As: q.Get("as"), Branch: q.Get("branch")}
+	return s.put(r, func(ctx context.Context) (*sink, error) {
+		free, err := s.placeForBundle(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return &sink{func(in io.Reader, p *wire.Progress) (err error) {
 			p.Bundle, err = r.space.store.Unbundle(context.Background(), in, o)
 			return err
-		}, nil
+		}, free, min(s.o.UploadTimeout, 4*s.o.Patience)}, nil
 	})
+}
+
+// placeForBundle waits for a place among the bundles that come. Those of the same token whose senders are silent give
+// theirs up: who was killed can begin again.
+func (s *Server) placeForBundle(ctx context.Context, r *request) (free func(), err error) {
+	for begun := time.Now(); ; {
+		free, ok := s.limits.unbundles.try(r.party, 1)
+		switch {
+		case ok:
+			return free, nil
+		case time.Since(begun) > s.o.Patience:
+			return nil, s.limits.unbundles.busy(s.o.Patience)
+		}
+		s.uploads.endSilent(r.party.token, r.URL.Path, s.o.Patience/3)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(min(s.o.Patience/30, 100*time.Millisecond)):
+		}
+	}
 }

@@ -70,6 +70,8 @@ type Options struct {
 	WriteTimeout time.Duration
 	// UploadTimeout ends an upload of which nothing has come for so long. Default 10 minutes.
 	UploadTimeout time.Duration
+	// IdleTimeout is after how long without a request Serve closes a connection. Default 2 minutes; below zero never.
+	IdleTimeout time.Duration
 	// Heartbeat is how often a watch, and a collection, sends something. Default 15 seconds.
 	Heartbeat time.Duration
 	// Logger is told of errors that are not the caller's. Default: none.
@@ -115,6 +117,7 @@ func New(o Options) (*Server, error) {
 	o.Patience = cmp.Or(o.Patience, 30*time.Second)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, time.Minute)
 	o.UploadTimeout = cmp.Or(o.UploadTimeout, 10*time.Minute)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 2*time.Minute)
 	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -157,7 +160,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // and returns nil.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
-		Handler: s, TLSConfig: s.o.TLS, ReadHeaderTimeout: s.o.Patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: s, TLSConfig: s.o.TLS, ReadHeaderTimeout: s.o.Patience, IdleTimeout: s.o.IdleTimeout, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelWarn), ConnState: s.conns.changed, ConnContext: s.conns.known,
 	}
 	failed := make(chan error, 1)
@@ -308,7 +311,8 @@ func (s *Server) serve(r *request, enter admission, f func(*Server, *request) er
 		return err
 	}
 	defer leave()
-	if r.space, err = s.space(r.Context(), namespace, g.Allows(Write, namespace)); err != nil {
+	create := g.Allows(Write, namespace) && r.Header.Get(wire.HeaderExisting) == ""
+	if r.space, err = s.space(r.Context(), namespace, create); err != nil {
 		return err
 	}
 	defer s.leave(r.space)

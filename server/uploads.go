@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,8 @@ type upload struct {
 	u      *uploads
 	id     writeID
 	what   string // is brought, and where
+	by     string // the token of who brings it
+	to     *sink
 	in     *io.PipeWriter
 	done   chan struct{} // closed when stored or err is set
 	stored wire.Progress
@@ -38,6 +41,7 @@ type upload struct {
 
 	mu     sync.Mutex // guards the fields below
 	offset int64      // of the bytes that have come
+	came   time.Time  // when bytes have come last
 	stop   func()     // ends the request that brings bytes, because another one does
 }
 
@@ -60,8 +64,23 @@ func (u *uploads) find(id writeID) *upload {
 	return u.byID[id]
 }
 
-// begin begins an upload, or returns the one of that id. store stores what it reads, and notes that.
-func (u *uploads) begin(by *request, id writeID, what string, store func(io.Reader, *wire.Progress) error) (*upload, error) {
+// A sink takes what is uploaded.
+type sink struct {
+	store func(io.Reader, *wire.Progress) error // stores what it reads, and notes that
+	free  func()                                // gives back the place that it has among others
+	idle  time.Duration                         // after so long without a byte the upload is given up
+}
+
+// begin begins an upload, or returns the one of that id.
+func (u *uploads) begin(by *request, id writeID, what string, to *sink) (*upload, error) {
+	up, err := u.start(by, id, what, to)
+	if err != nil || up.to != to {
+		to.free()
+	}
+	return up, err
+}
+
+func (u *uploads) start(by *request, id writeID, what string, to *sink) (*upload, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if up := u.byID[id]; up != nil {
@@ -75,13 +94,12 @@ func (u *uploads) begin(by *request, id writeID, what string, store func(io.Read
 		return nil, u.s.limits.uploads.busy(0)
 	}
 	r, w := io.Pipe()
-	up := &upload{u: u, id: id, what: what, in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
-	up.idle = time.AfterFunc(u.s.o.UploadTimeout, func() {
-		w.CloseWithError(fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, u.s.o.UploadTimeout))
-	})
+	up := &upload{u: u, id: id, what: what, by: by.party.token, to: to, came: time.Now(), in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
+	up.idle = time.AfterFunc(to.idle, func() { w.CloseWithError(silent(to.idle)) })
 	begun := by.space.work(u.s)(func() {
 		defer release()
-		up.err = store(r, &up.stored)
+		defer to.free()
+		up.err = to.store(r, &up.stored)
 		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
 		up.idle.Stop()
 		close(up.done)
@@ -97,6 +115,25 @@ func (u *uploads) begin(by *request, id writeID, what string, store func(io.Read
 	}
 	u.byID[id] = up
 	return up, nil
+}
+
+func silent(since time.Duration) error {
+	return fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, since.Round(time.Second))
+}
+
+// endSilent gives up those uploads of a token to a path of which nothing has come for a while: who has brought them is gone,
+// as a rule.
+func (u *uploads) endSilent(token, path string, since time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, up := range u.byID {
+		up.mu.Lock()
+		waits := up.by == token && strings.HasPrefix(up.what, path+"?") && time.Since(up.came) > since
+		up.mu.Unlock()
+		if waits {
+			up.in.CloseWithError(silent(since)) // It has no effect on one that has come whole.
+		}
+	}
 }
 
 // progress returns how far an upload has got, or what it has failed with.
@@ -156,7 +193,11 @@ func (s *Server) endUpload(r *request) error {
 		return wire.ErrUpload
 	}
 	up.in.CloseWithError(fmt.Errorf("%w: it was given up", wire.ErrUpload))
-	<-up.done
+	select {
+	case <-up.done:
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
 	r.w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -171,18 +212,21 @@ func (s *Server) putAttachment(r *request) error {
 	if q.Get("size") == "" {
 		size = -1
 	}
-	return s.put(r, func(ctx context.Context) (func(io.Reader, *wire.Progress) error, error) {
+	return s.put(r, func(ctx context.Context) (*sink, error) {
 		session, err := r.space.find(ctx, target(r))
-		return func(in io.Reader, p *wire.Progress) error {
+		if err != nil {
+			return nil, err
+		}
+		return &sink{func(in io.Reader, p *wire.Progress) error {
 			a, err := session.PutAttachment(context.Background(), in, size, q.Get("mediaType"), q.Get("name"))
 			p.Attachment = &a
 			return err
-		}, err
+		}, func() {}, s.o.UploadTimeout}, nil
 	})
 }
 
-// put takes bytes of an upload. If it has not begun, open returns the function that stores what is uploaded.
-func (s *Server) put(r *request, open func(context.Context) (func(io.Reader, *wire.Progress) error, error)) error {
+// put takes bytes of an upload. If it has not begun, open returns where it goes.
+func (s *Server) put(r *request, open func(context.Context) (*sink, error)) error {
 	id, err := uploadID(r)
 	if err != nil {
 		return err
@@ -202,11 +246,11 @@ func (s *Server) put(r *request, open func(context.Context) (func(io.Reader, *wi
 		if offset > 0 {
 			return wire.ErrUpload
 		}
-		store, err := open(r.Context())
+		to, err := open(r.Context())
 		if err != nil {
 			return err
 		}
-		if up, err = s.uploads.begin(r, id, what, store); err != nil {
+		if up, err = s.uploads.begin(r, id, what, to); err != nil {
 			return err
 		}
 	}
@@ -257,12 +301,12 @@ func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
 		}
 		n, err := body.Read(buf)
 		if n > 0 {
-			up.idle.Reset(s.o.UploadTimeout)
+			up.idle.Reset(up.to.idle)
 			if _, failed := up.in.Write(buf[:n]); failed != nil {
 				break // PutAttachment has ended.
 			}
 			up.mu.Lock()
-			up.offset += int64(n)
+			up.offset, up.came = up.offset+int64(n), time.Now()
 			up.mu.Unlock()
 		}
 		if errors.Is(err, io.EOF) {

@@ -253,17 +253,17 @@ var effects = []alteration{
 		a, err := s.LinkAttachment(ctx, "b", blob.Sum(attached))
 		return fmt.Sprint(a.Size), err
 	}},
-	{name: "unbundle", ahead: true, want: "[{c true 0 3 0} {d true 0 1 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+	{name: "unbundle", ahead: true, want: "[{c true true 0 3 0} {d true true 0 1 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		return unbundled(st, newSessions(), "")
 	}},
-	{name: "unbundle what goes on", ahead: true, want: "[{a false 3 5 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+	{name: "unbundle what goes on", ahead: true, want: "[{a false true 3 5 0}]", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		b, err := goneOn(st)
 		if err != nil {
 			return "", err
 		}
 		return unbundled(st, b, "")
 	}},
-	{name: "unbundle a branch", ahead: true, want: "[{a false 4 8 7}]", prepared: func(st *turnstone.Store, s *turnstone.Session) (func() (string, error), error) {
+	{name: "unbundle a branch", ahead: true, want: "[{a false true 4 8 7}]", prepared: func(st *turnstone.Store, s *turnstone.Session) (func() (string, error), error) {
 		b, err := goneOn(st)
 		if err == nil {
 			_, err = s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("here")), Checkpoint: map[string][]byte{"p": random(5000, 9)}})

@@ -279,8 +279,8 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 						t.Fatal("the branch does not end where the other one stands")
 					}
 					again := push(t, b, a, pull)
-					if len(again.Sessions) != 1 || again.Sessions[0].To != r.Sessions[0].To {
-						t.Fatalf("again: %+v, and before %+v", again, r)
+					if info, err := ours.Info(ctx); err != nil || len(again.Sessions) > 0 || again.Same != 1 || info.Revision != r.Sessions[0].To {
+						t.Fatalf("again: %+v, revision %d, and before %+v, %v", again, info.Revision, r, err)
 					}
 				}
 				verify(t, a)

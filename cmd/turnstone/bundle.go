@@ -58,8 +58,6 @@ func (a *app) bundle() *cobra.Command {
 				return err
 			})
 			switch {
-			case err != nil && output != "":
-				return errors.Join(err, os.Remove(output))
 			case err != nil || output == "":
 				return err
 			case asLines:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,5 +45,41 @@ func TestBU1_TheCommandMovesSessions(t *testing.T) {
 	}
 	if _, err := os.Stat(file + ".new"); err == nil {
 		t.Error("a file of a bundle that failed is left")
+	}
+	// A file that was there before stays when the command fails, and so does what is no file.
+	if err := os.WriteFile(file, []byte("of before"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := file + ".link"
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	turnstoneCmd(t, "bundle", "--store", a, "nobody", "-o", link)
+	if text, err := os.ReadFile(file); err != nil || string(text) != "of before" {
+		t.Errorf("%q, %v", text, err)
+	}
+	must(t, "bundle", "--store", a, "trip", "-o", link)
+	if i, err := os.Lstat(link); err != nil || i.Mode()&os.ModeSymlink == 0 {
+		t.Error("a symbolic link was replaced", err)
+	}
+	must(t, "unbundle", "--store", b, file)
+	if others, _ := filepath.Glob(file + ".new*"); len(others) > 0 {
+		t.Error(others)
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
+		t.Skip("no mkfifo: ", err)
+	}
+	read := make(chan []byte)
+	go func() { text, _ := os.ReadFile(pipe); read <- text }()
+	must(t, "bundle", "--store", a, "trip", "-o", pipe)
+	if text := <-read; len(text) == 0 {
+		t.Error("nothing came through the pipe")
+	}
+	go func() { text, _ := os.ReadFile(pipe); read <- text }()
+	turnstoneCmd(t, "bundle", "--store", a, "nobody", "-o", pipe)
+	<-read
+	if i, err := os.Stat(pipe); err != nil || i.Mode()&os.ModeNamedPipe == 0 {
+		t.Error("the pipe was removed or replaced", err)
 	}
 }

@@ -89,6 +89,7 @@ var varying = []struct {
 	{regexp.MustCompile(`(on disk +)[\d.]+ .?B`), "${1}45 kB"},
 	{regexp.MustCompile(`(, before )[\d.]+ .?B`), "${1}61 kB"},
 	{regexp.MustCompile(`( allocated).*`), "${1}"},
+	{regexp.MustCompile(`(sessions? came, )[1-9][\d.]* k?B`), "${1}1.6 kB"},
 	{regexp.MustCompile(`(calls waited for )\S+`), "${1}2ms"},
 }
 
@@ -121,7 +122,7 @@ same name runs the examples one after the other on the store of `+"`turnstone de
 `+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open and does not share it, a command
 waits up to `+"`--wait`"+` (2 s). With less than `+"`--min-free`"+` of disk space left (64MiB, on Badger 128MiB), new data is refused; commands that read or
 remove data still work. `+"`--memory`"+` (64MiB) is what a process keeps in memory for speed. `+"`--read-only`"+` opens a store in a directory that no process has open, and changes nothing there. A session id may be shortened to a beginning that no other session has, except in
-`+"`rm`, `erase`, `tombstone`, `rename`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
+`+"`rm`, `erase`, `tombstone`, `rename`, `bundle`, `push`, `pull`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
 powershell) says how to make your shell complete session ids. Output is coloured only on a terminal, and not if `+"`NO_COLOR`"+` is set. Control characters and
 escape sequences in stored data are made visible before they reach a terminal.
 
@@ -227,6 +228,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"erase", "the receipt", turnstone.Erasure{}, ""},
 		{"bundle", "the report", turnstone.BundleReport{}, "; with -o only"},
 		{"unbundle", "a session", turnstone.Unbundled{}, ""},
+		{"push, pull, clone", "a session that came", turnstone.Unbundled{}, "; the last line has same, the sessions that had all already, and bytes, those that were sent"},
 		{"copy", "the report", turnstone.CopyReport{}, ""},
 		{"move", "the report", moved{}, ""},
 	} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,17 +21,41 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// to calls write with a writer of the file called output, or of the command's output if
-// output is empty.
+// to calls write with a writer of the file called output, or of the command's output if output is empty. The file is
+// written under another name first: if write fails, there is none, or the one that was there before.
 func to(cmd *cobra.Command, output string, write content) (err error) {
-	var w io.WriteCloser
 	if output == "" {
-		w = contentWriter(cmd.OutOrStdout())
-	} else if w, err = os.Create(output); err != nil {
+		w := contentWriter(cmd.OutOrStdout())
+		defer func() { err = errors.Join(err, w.Close()) }()
+		return write(w)
+	}
+	f, end, err := outputFile(output)
+	if err != nil {
 		return errors.New(err.Error()) // hide fs.ErrNotExist: nothing is missing in the store
 	}
-	defer func() { err = errors.Join(err, w.Close()) }()
-	return write(w)
+	return end(write(f))
+}
+
+// outputFile returns a file to write to, and what ends it: with no error the file becomes the one called path, and with one it
+// is removed. What is at path and no regular file, such as /dev/null or a pipe, is written to itself.
+func outputFile(path string) (f *os.File, end func(error) error, err error) {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	if i, err := os.Stat(path); err == nil && !i.Mode().IsRegular() {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		return f, func(err error) error { return errors.Join(err, f.Close()) }, err
+	}
+	f, err = os.OpenFile(path+".new-"+rand.Text()[:8], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	return f, func(err error) error {
+		if err = errors.Join(err, f.Close()); err == nil {
+			err = os.Rename(f.Name(), path)
+		}
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+		return err
+	}, err
 }
 
 func (a *app) export() *cobra.Command {

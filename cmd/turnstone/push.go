@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 // tokenVariable names the environment variable with the token for a server: other users see the arguments of a command.
@@ -55,12 +57,16 @@ func (a *app) push() *cobra.Command {
 			"STORE is what --store takes; or ssh://[USER@]HOST[:PORT]/DIR, where the command ssh starts the turnstone that is in\n" +
 			"the PATH there, or the file that ?command=FILE names; or a server, https://HOST:PORT, http://HOST:PORT or\n" +
 			"unix:SOCKET, for which " + tokenVariable + " has a token with the scopes read and write.\n" +
-			"The command can be repeated: it sends nothing twice, and one that was interrupted goes on.",
+			"The command can be repeated, and one that was interrupted goes on.",
 		Example: "turnstone push trip ssh://ada@laptop/~/store\nturnstone push --all ssh://ada@laptop/~/store",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p.Sessions = args[:len(args)-1]
-			return p.run(cmd, a, a.at(args[len(args)-1], p), true)
+			to, err := a.at(args[len(args)-1], p)
+			if err != nil {
+				return err
+			}
+			return p.run(cmd, a, to, true)
 		},
 	}
 	p.flags(c)
@@ -79,7 +85,11 @@ func (a *app) pull() *cobra.Command {
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p.Sessions = args[1:]
-			return p.run(cmd, a.at(args[0], p), a, false)
+			from, err := a.at(args[0], p)
+			if err != nil {
+				return err
+			}
+			return p.run(cmd, from, a, false)
 		},
 	}
 	p.flags(c)
@@ -91,7 +101,7 @@ func (a *app) clone() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "clone STORE [DIR]",
 		Short: "Make a store with all sessions of another one",
-		Long: "Make a store with all sessions of another one, in DIR or where --store says. An interrupted command can be repeated,\n" +
+		Long: "Make a store with all sessions of another one, in DIR, or without it where --store says. An interrupted command can be repeated,\n" +
 			"and `turnstone pull STORE --all` brings the store up to date later. STORE is what `turnstone push` takes. `turnstone copy`\n" +
 			"copies all records of a database, with all namespaces, tombstones and the feed.",
 		Example: "turnstone clone ssh://ada@laptop/~/store laptop.pebble",
@@ -101,8 +111,12 @@ func (a *app) clone() *cobra.Command {
 			if len(args) == 2 {
 				to.url = args[1]
 			}
+			from, err := a.at(args[0], p)
+			if err != nil {
+				return err
+			}
 			p.All = true
-			return p.run(cmd, a.at(args[0], p), &to, false)
+			return p.run(cmd, from, &to, false)
 		},
 	}
 	p.other(c)
@@ -120,25 +134,31 @@ func (a *app) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) e
 }
 
 // at returns the store at an address.
-func (a *app) at(address string, p *pushing) side {
+func (a *app) at(address string, p *pushing) (side, error) {
 	for _, begin := range []string{"ssh://", "https://", "http://", "unix:"} {
 		if strings.HasPrefix(address, begin) {
-			return &remote{address, p}
+			return &remote{a, address, p}, nil
 		}
+	}
+	if p.ca != "" {
+		return nil, usageError{fmt.Errorf("--ca is for a server, and %s is none", open.Redacted(address))}
 	}
 	other := *a
 	other.url, other.onlyRead, other.options.Namespace = address, false, p.namespace
-	return &other
+	return &other, nil
 }
 
 // A remote is a store behind a server.
 type remote struct {
+	a       *app
 	address string
 	p       *pushing
 }
 
 func (r *remote) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) (err error) {
-	o := &client.Options{Token: os.Getenv(tokenVariable), Namespace: r.p.namespace, MustExist: mustExist}
+	// A server that is away, or loses a connection, is asked again for as long as a store that is not free.
+	patience := min(max(r.a.wait, 100*time.Millisecond), 30*time.Second)
+	o := &client.Options{Token: os.Getenv(tokenVariable), Namespace: r.p.namespace, MustExist: mustExist, Patience: patience}
 	if r.p.ca != "" {
 		text, err := os.ReadFile(r.p.ca)
 		if err != nil {
@@ -159,32 +179,71 @@ func (r *remote) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer
 
 // run pushes from one store to the other. outward says that from is the store of the command.
 func (p *pushing) run(cmd *cobra.Command, from, to side, outward bool) error {
+	switch named := len(p.Sessions) > 0; {
+	case named && (p.All || p.Group != ""), p.All && p.Group != "", !named && !p.All && p.Group == "":
+		return usageError{fmt.Errorf("name sessions, or --group, or --all, besides the store; usage: `%s`", cmd.UseLine())}
+	case named && p.since > 0:
+		return usageError{errors.New("--since is for --group or --all, and sessions are named")}
+	case p.As != "" && len(p.Sessions) != 1:
+		return usageError{errors.New("--as is for one session")}
+	}
 	if p.since > 0 {
 		p.ChangedSince = time.Now().Add(-time.Duration(p.since))
 	}
 	ctx := cmd.Context()
 	out := printer{w: cmd.OutOrStdout()}
 	p.Progress = func(s turnstone.Unbundled) {
-		if p.asLines && out.err == nil {
-			out.err = asJSON(out.w, s)
-		} else if !p.asLines {
+		if !p.asLines {
 			printUnbundled(&out, &s)
+		} else if out.err == nil {
+			out.err = asJSON(out.w, s)
 		}
 	}
-	var r *turnstone.PushReport
+	r := &turnstone.PushReport{}
 	err := from.peer(ctx, true, func(source turnstone.Peer) error {
+		if some, err := p.any(ctx, source); err != nil || !some {
+			return err // before a store is made
+		}
 		return to.peer(ctx, false, func(target turnstone.Peer) (err error) {
 			r, err = turnstone.Push(ctx, source, target, p.PushOptions)
 			return err
 		})
 	})
 	if err != nil {
-		return errors.Join(explained(err, outward), out.err)
+		err = explained(err, outward)
 	}
-	if !p.asLines {
-		out.printf("%s came, %s; %d had all already\n", plural(len(r.Sessions), "session"), size(uint64(r.Bytes)), r.Same)
+	if err == nil || len(r.Sessions)+r.Same > 0 {
+		if p.asLines && out.err == nil {
+			out.err = asJSON(out.w, pushed{r.Same, r.Bytes})
+		} else if !p.asLines {
+			out.printf("%s came, %s; %d had all already\n", plural(len(r.Sessions), "session"), size(uint64(r.Bytes)), r.Same)
+		}
 	}
-	return out.err
+	return errors.Join(err, out.err)
+}
+
+// pushed is the last line of JSON about a push.
+type pushed struct {
+	Same  int   `json:"same"`  // sessions that had all already
+	Bytes int64 `json:"bytes"` // that were sent
+}
+
+// any reports whether there is any session to push, and fails if none of those that are named exists.
+func (p *pushing) any(ctx context.Context, source turnstone.Peer) (bool, error) {
+	if len(p.Sessions) == 0 {
+		page, err := source.List(ctx, turnstone.ListOptions{Group: p.Group, Limit: 1})
+		return len(page.Sessions) > 0, err
+	}
+	for some := range slices.Chunk(p.Sessions, turnstone.MaxPage) {
+		of := make([]turnstone.StandingQuery, len(some))
+		for i, id := range some {
+			of[i].ID = id
+		}
+		if found, err := source.Standings(ctx, of...); err != nil || len(found) > 0 {
+			return true, err
+		}
+	}
+	return false, fmt.Errorf("%w: %q", turnstone.ErrSessionNotFound, p.Sessions)
 }
 
 // explained says of each session that has diverged where it stands here and there, as who gave the command sees it: of a
@@ -205,5 +264,5 @@ func explained(err error, outward bool) error {
 	if outward {
 		seen.Here, seen.There = d.There, d.Here
 	}
-	return fmt.Errorf("%w; --as gives the other one an id of its own", &seen)
+	return fmt.Errorf("%w; --branch or --as keeps both", &seen)
 }

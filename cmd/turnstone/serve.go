@@ -45,13 +45,14 @@ func (a *app) serve() *cobra.Command {
 		Long: "Serve the store over HTTP, to package client and to clients in other languages. docs/http.md describes the protocol.\n" +
 			"Without --listen it is served on the Unix socket " + socketName + " in the store's directory, to processes of this user.\n" +
 			"A TCP port needs --tokens, and TLS unless it is on a loopback address. `turnstone token` makes a token.\n" +
-			"A request names a namespace, which is made if it does not exist; the default is the one that the other commands use.\n" +
+			"A request names a namespace, which is made for who may write; the default is the one that the other commands use.\n" +
 			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.\n" +
 			"With --stdio it serves who has started it, on the standard input and output, as `turnstone push` does through ssh.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.log = cmd.ErrOrStderr()
 			if s.stdio {
+				s.limits.IdleTimeout = -1
 				return a.runServe(cmd.Context(), io.Discard, &s, newStdio(cmd.InOrStdin(), cmd.OutOrStdout()))
 			}
 			return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s, nil)

@@ -27,6 +27,7 @@ type Received struct {
 	ID      string // of the session here
 	Session *history.Session
 	Created bool
+	Changed bool          // it was made, or something of it changed
 	From    head.Revision // where it stood before
 	To      head.Revision // where it stands
 	Branch  head.Revision // the end of the branch that it has become, or 0
@@ -375,7 +376,7 @@ func (a *applier) end(ctx context.Context) error {
 		}
 	}
 	added, err := a.AddRest(ctx, in.target, rest)
-	a.changed = a.changed || added
+	a.altered(added)
 	if err != nil {
 		return err
 	}
@@ -386,10 +387,16 @@ func (a *applier) end(ctx context.Context) error {
 	return nil
 }
 
+// altered notes that something of the session has changed, if it has.
+func (a *applier) altered(yes bool) {
+	a.changed, a.in.altered = a.changed || yes, a.in.altered || yes
+}
+
 // report says once what was done with a session.
 func (a *applier) report(r Received) {
 	if !a.in.reported {
 		a.in.reported = true
+		r.Changed = a.in.altered
 		a.received = append(a.received, r)
 	}
 }
@@ -419,7 +426,7 @@ func (a *applier) show(ctx context.Context) error {
 		return err
 	}
 	in.target, in.here, in.made = s, a.arrival.End().Base, true
-	a.changed = true
+	a.altered(true)
 	a.report(Received{ID: in.id, Session: s, Created: true, To: in.here.Revision})
 	return nil
 }

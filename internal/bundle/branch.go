@@ -31,6 +31,9 @@ func (c *checker) holdParts(ctx context.Context) error {
 
 // hold stores content whose id is known, in chunks if it is large.
 func (k *stock) hold(ctx context.Context, id blob.ID, content []byte) error {
+	if _, pinned := k.pinned[k.space.BlobHash(id)]; pinned {
+		return nil
+	}
 	if len(content) > pieceBytes {
 		return k.write(ctx, bytes.NewReader(content), id, int64(len(content)))
 	}

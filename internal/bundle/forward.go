@@ -111,7 +111,8 @@ func (a *applier) flush(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.head, a.steps, a.size, a.changed = next, nil, 0, true
+	a.head, a.steps, a.size = next, nil, 0
+	a.altered(true)
 	clear(a.added)
 	return nil
 }
@@ -119,7 +120,7 @@ func (a *applier) flush(ctx context.Context) error {
 // merge saves the metadata that are newer in the bundle than here.
 func (a *applier) merge(ctx context.Context) error {
 	newer, err := a.TakeMetadata(ctx, a.in.target, a.in.about)
-	a.changed = a.changed || newer
+	a.altered(newer)
 	return err
 }
 
@@ -162,7 +163,7 @@ func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) e
 		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: changes}}); err != nil {
 			return err
 		}
-		a.changed = true
+		a.altered(true)
 	}
 	return nil
 }

@@ -77,10 +77,11 @@ type incoming struct {
 	stones map[[8]byte]uint64 // the epochs of the tombstones
 	erased []erasedNode       // nodes without content
 
-	target *history.Session // the session that exists, or nil
-	here   head.Base        // where it stands
-	meets  head.CommitID    // what the bundle says of the revision at which it stands, or zero if it does not have that
-	made   bool             // this call has made the session
+	target  *history.Session // the session that exists, or nil
+	here    head.Base        // where it stands
+	meets   head.CommitID    // what the bundle says of the revision at which it stands, or zero if it does not have that
+	made    bool             // this call has made the session
+	altered bool             // this call has made it or changed something of it
 
 	branches  bool          // it has diverged, and becomes a branch of the one here
 	common    head.Revision // of the last commit that both have, if it branches

@@ -12,6 +12,8 @@ import (
 const (
 	// HeaderNamespace names the namespace, percent-encoded; that of the empty name is the default.
 	HeaderNamespace = "Turnstone-Namespace"
+	// HeaderExisting, if set, makes the server refuse the request rather than make a namespace that does not exist.
+	HeaderExisting = "Turnstone-Existing"
 	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An
 	// answer with the id says how the write ended. One without it says nothing of earlier attempts.
 	HeaderRequest = "Turnstone-Request"

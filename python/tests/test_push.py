@@ -2,13 +2,15 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import pytest
 
 import turnstonedb
 from test_cut import Cutter
-from turnstonedb import Bundled, NewNode, RecordChange
+from turnstonedb import Bundled, Info, NewNode, Page, RecordChange, _push
 
 
 @pytest.fixture
@@ -48,8 +50,12 @@ def test_sessions_go_to_another_store_and_back(db: turnstonedb.Client, other: tu
     assert other.push(db, all=True).sessions[0].end == 3
     same(db, other, "trip")
     other.verify()
-    with pytest.raises(turnstonedb.NotFoundError):
-        db.push(other, "nobody")
+    with pytest.raises(turnstonedb.PushError) as e:
+        db.push(other, "nobody", "trip")
+    assert (e.value.refused[0].kind, e.value.report.same) == ("session-not-found", 1)
+    t, _ = db.create("later fork", parent="trip")
+    assert db.push(other, all=True).same == 2
+    assert other.session(t.id).info().parent == "trip"
     for wrong in ({}, {"all": True, "group": "g"}):
         with pytest.raises(ValueError, match="name sessions"):
             db.push(other, **wrong)
@@ -121,3 +127,36 @@ def test_async_clients_push(db: turnstonedb.Client, other: turnstonedb.Client, s
 
     asyncio.run(pushes())
     same(db, other, "trip")
+
+
+def test_times_are_compared_as_times() -> None:
+    push = _push.Push((), "", True, datetime(2026, 1, 1, 0, 0, 0, 500_000, timezone.utc), "", "")
+    at = {"before": "2026-01-01T00:00:00.499Z", "exactly": "2026-01-01T00:00:00.5Z", "later": "2026-01-01T00:00:01Z"}
+    pages = [Page(tuple(Info(id, "", 0, time, time) for id, time in at.items() if not last or id == "later"), "") for last in (False, True)]
+    pages[0] = Page(tuple(reversed(pages[0].sessions)), "")
+    steps = push._listed()
+    next(steps)
+    steps.send(pages[0])
+    with pytest.raises(StopIteration) as end:
+        steps.send(pages[1])
+    assert end.value.value == ["exactly", "later"]
+
+
+def test_a_push_whose_target_fails_takes_no_place_of_the_source(db: turnstonedb.Client, other: turnstonedb.Client) -> None:
+    s = fill(db)
+    a = s.put_attachment(random.Random(1).randbytes(9 << 20))
+    s.commit([NewNode("user", "large", attachments=[a])], expected=2)
+
+    def fails(*_: object) -> None:
+        raise turnstonedb.Error("no")
+
+    kept = []
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(other, "_put", fails)
+        for _ in range(6):  # more than the server sends at once
+            with pytest.raises(turnstonedb.Error) as e:
+                db.push(other, "trip")
+            kept.append(e)
+    begun = time.monotonic()
+    db.push(other, "trip")
+    assert time.monotonic() - begun < 20

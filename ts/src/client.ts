@@ -234,7 +234,7 @@ export class Client {
 
 	/**
 	 * Brings sessions to another store, which gets what it lacks of them. A session only goes forward. What can't be pushed is in the PushError with which
-	 * the call fails when it has pushed all others: of one that has diverged, a DivergedError. A push that failed goes on when it is called again.
+	 * the call fails when it has pushed all others: of one that has diverged, a DivergedError; of one that does not exist, a NotFoundError. A push that failed goes on when it is called again.
 	 */
 	push(to: Client, options: PushOptions): Promise<PushReport> {
 		return push(this, to, options);

@@ -87,13 +87,16 @@ export class DivergedError extends RefusedError {
 	readonly common = this.problem.diverged?.common.revision ?? 0;
 }
 
-/** Some sessions were not pushed: `refused` has an error for each of them. `report` says what was. */
+/**
+ * Not all was pushed: `refused` has an error for each session that can't be, and at the end the one that has ended the push, if there is such. `report` says
+ * what has come.
+ */
 export class PushError extends RefusedError {
 	readonly refused: TurnstoneError[];
 	readonly report: PushReport;
 
-	constructor(refused: TurnstoneError[], report: PushReport) {
-		super(refused.map((e) => e.message).join("\n"), refused[0]?.problem);
+	constructor(refused: TurnstoneError[], report: PushReport, cause?: unknown) {
+		super(refused.map((e) => e.message).join("\n"), refused[0]?.problem, cause);
 		this.refused = refused;
 		this.report = report;
 	}

@@ -3,12 +3,14 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Client } from "./client.ts";
 import { DivergedError, ofProblem, PushError, RefusedError, TurnstoneError } from "./errors.ts";
-import type { Bundled, PushOptions, PushReport, Standing, Unbundled } from "./types.ts";
+import type { Bundled, Page, PushOptions, PushReport, Standing, Unbundled } from "./types.ts";
 
 const together = 100; // sessions of a bundle
 const attempts = 6; // in turn without a session that has come
 const asked = 32; // commits that are compared at once
 const page = 1000;
+/** Kinds of errors after which another attempt may do it: the connection was cut, or a session was changed meanwhile. */
+const transient = ["unavailable", "unknown-outcome", "conflict", "diverged", "session-deleted", "session-not-found"];
 
 /** What the other store lacks of some sessions. */
 interface Lacking {
@@ -41,6 +43,7 @@ class Pushing {
 			throw new TypeError("name sessions, or a group, or say all");
 		}
 		if (changedSince && sessions.length > 0) throw new TypeError("changedSince is for a group or all sessions, and sessions are named");
+		if (new Set(sessions).size < sessions.length) throw new TypeError("a session is named twice");
 		if (as && sessions.length !== 1) throw new TypeError("as is for one session");
 		this.#from = from;
 		this.#to = to;
@@ -48,44 +51,63 @@ class Pushing {
 	}
 
 	async run(): Promise<PushReport> {
-		const ids = this.#o.sessions?.length ? [...new Set(this.#o.sessions)] : await this.#listed();
 		const refused: TurnstoneError[] = [];
-		for (let i = 0; i < ids.length; i += together) refused.push(...(await this.#some(ids.slice(i, i + together))));
+		try {
+			const ids = this.#o.sessions?.length ? await this.#named(this.#o.sessions, refused) : await this.#listed();
+			for (let i = 0; i < ids.length; i += together) refused.push(...(await this.#some(ids.slice(i, i + together))));
+		} catch (e) {
+			if (!(e instanceof TurnstoneError) || (refused.length === 0 && this.#report.sessions.length === 0)) throw e;
+			throw new PushError([...refused, e], this.#report, e);
+		}
 		if (refused.length > 0) throw new PushError(refused, this.#report);
 		return this.#report;
 	}
 
+	/** Returns those sessions that exist of those that are named, and adds an error for each of the others. */
+	async #named(ids: string[], missing: TurnstoneError[]): Promise<string[]> {
+		const exists = new Set<string>();
+		for (let i = 0; i < ids.length; i += page) {
+			for (const s of await this.#from.standings(ids.slice(i, i + page).map((id) => ({ id })))) exists.add(s.id);
+		}
+		for (const id of ids) if (!exists.has(id)) missing.push(refusal("session-not-found", `session not found: ${JSON.stringify(id)}`));
+		return ids.filter((id) => exists.has(id));
+	}
+
 	/** Returns the ids of all sessions that are meant, parents before their forks. */
 	async #listed(): Promise<string[]> {
-		const found: { id: string; created: string }[] = [];
-		const bare = (time: string) => time.replace("Z", ""); // So that the texts of times are in their order.
-		const since = this.#o.changedSince ? bare(this.#o.changedSince.toISOString()) : "";
-		for (let after: string | undefined = ""; after !== undefined; ) {
-			const { sessions, next }: { sessions: { id: string; created: string; updated: string }[]; next?: string } = await this.#from.list({
-				limit: page,
-				...(after && { after }),
-				...(this.#o.group && { group: this.#o.group }),
-			});
-			after = next || undefined;
-			for (const s of sessions) {
-				if (bare(s.updated) < since) {
-					after = undefined; // The others were updated before.
-					break;
+		const found = new Map<string, string>();
+		let since = this.#o.changedSince ? bare(this.#o.changedSince.toISOString()) : "";
+		let limit = page;
+		// A session that is updated meanwhile moves to the front, which may be behind the reader: so the front is read again until there is nothing new.
+		for (let before = -1; found.size > before; limit = 50) {
+			before = found.size;
+			let newest = since;
+			for (let after: string | undefined = ""; after !== undefined; ) {
+				const list: Page = await this.#from.list({ limit, ...(after && { after }), ...(this.#o.group && { group: this.#o.group }) });
+				after = list.next || undefined;
+				for (const s of list.sessions) {
+					const updated = bare(s.updated);
+					if (updated < since) {
+						after = undefined; // The others were updated before.
+						break;
+					}
+					if (updated > newest) newest = updated;
+					if (!found.has(s.id)) found.set(s.id, bare(s.created));
 				}
-				found.push({ id: s.id, created: bare(s.created) });
 			}
+			since = newest;
 		}
-		found.sort((a, b) => (a.created < b.created ? -1 : Number(a.created > b.created)));
-		return found.map((f) => f.id);
+		return [...found].sort(([, a], [, b]) => (a < b ? -1 : Number(a > b))).map(([id]) => id);
 	}
 
 	#there(id: string): string {
-		return this.#o.as ?? id;
+		return this.#o.as || id;
 	}
 
 	/** Pushes some sessions, and returns the errors of those that can't be. */
 	async #some(ids: string[]): Promise<TurnstoneError[]> {
 		let last = "";
+		let size = 0;
 		let parents = true;
 		for (let failed = 1; ; failed++) {
 			let received = false;
@@ -94,19 +116,34 @@ class Pushing {
 				const now = JSON.stringify(lacking.of);
 				if (now !== last) failed = 1;
 				last = now;
+				size = lacking.of.length;
 				received = true;
 				if (lacking.of.length > 0) await this.#send(lacking.of);
-				for (const one of lacking.diverged) await this.#send([one], this.#o.branch);
+				for (const one of lacking.diverged) await this.#diverged(one);
 				this.#report.same += lacking.same;
 				return lacking.refused;
 			} catch (e) {
 				if (!(e instanceof TurnstoneError)) throw e;
 				if (e.matches.has("invalid-bundle") && ids.length > 1) return this.#each(ids); // because of one of them
-				const goesOn = ["unavailable", "unknown-outcome", "conflict", "diverged", "session-deleted"].some((kind) => e.matches.has(kind));
+				if (e.matches.has("invalid-bundle") && parents && size > 1) {
+					parents = false; // Perhaps it is because of the parent.
+					continue;
+				}
+				const goesOn = transient.some((kind) => e.matches.has(kind));
 				if (failed === attempts || !goesOn) throw e;
 				parents &&= !(received && e.matches.has("conflict"));
 				await sleep(20 * failed * failed + 20 * Math.random());
 			}
+		}
+	}
+
+	/** Sends a session that becomes a branch. */
+	async #diverged(one: Bundled): Promise<void> {
+		try {
+			await this.#send([one], this.#o.branch);
+		} catch (e) {
+			if (!(e instanceof TurnstoneError && e.matches.has("revision-pruned") && one.since)) throw e;
+			await this.#send([{ id: one.id }], this.#o.branch); // What came after the last common revision is relative to what is not there any more.
 		}
 	}
 
@@ -130,9 +167,9 @@ class Pushing {
 		for (const s of came) {
 			const before = this.#tried.get(s.id);
 			this.#tried.delete(s.id);
-			if (before)
-				this.#report.sessions.push({ ...s, ...before, to: s.to }); // An attempt before this one may have brought some.
-			else if (s.created || s.to > s.from) this.#report.sessions.push(s); // not a parent that had all already
+			const all = { ...s, ...before, to: s.to }; // An attempt before this one may have brought some.
+			if (s.changed || all.created || all.to > all.from) this.#report.sessions.push({ ...all, changed: true });
+			else if (before) this.#report.same++; // What is different is of the other store alone.
 		}
 	}
 
@@ -140,15 +177,12 @@ class Pushing {
 	async #compare(ids: string[], parents: boolean): Promise<Lacking> {
 		const out: Lacking = { of: [], diverged: [], same: 0, refused: [] };
 		const missing = new Set<string>();
-		for (const [id, pair] of await this.#pairs(ids)) {
-			const { here, there } = pair;
-			if (!here) {
-				if (this.#o.sessions?.length) throw refusal("session-not-found", `session not found: ${JSON.stringify(id)}`);
-				continue; // It was deleted since it was listed.
-			}
+		for (const { here, there } of (await this.#pairs(ids)).values()) {
+			if (!here) continue; // It was deleted since it was found.
 			await this.#add(out, here, there);
-			if (parents && !this.#o.as && !there && here.parent && !ids.includes(here.parent)) missing.add(here.parent);
+			if (parents && !this.#o.as && !there && here.parent) missing.add(here.parent);
 		}
+		for (const { id } of out.of) missing.delete(id);
 		for (const [id, { here, there }] of await this.#pairs([...missing])) {
 			if (!here || !there) continue;
 			try {
@@ -169,7 +203,7 @@ class Pushing {
 			if (!lacks) {
 				this.#tried.delete(id);
 				if (before)
-					this.#report.sessions.push({ ...before, to: there?.revision ?? 0 }); // An attempt that failed in the end has brought it.
+					this.#report.sessions.push({ ...before, to: there?.revision ?? 0, changed: true }); // An attempt that failed in the end has brought it.
 				else out.same++;
 				return;
 			}
@@ -188,16 +222,18 @@ class Pushing {
 	/** Compares where sessions stand. `at` of each has the commit at the revision where the other one stands. */
 	async #pairs(ids: string[]): Promise<Map<string, Pair>> {
 		if (ids.length === 0) return new Map();
-		const ask = async (of: Client, at: Map<string, Standing>): Promise<Map<string, Standing>> => {
-			const name = (id: string) => (of === this.#to ? this.#there(id) : id);
-			const found = await of.standings(ids.map((id) => ({ id: name(id), ...(at.has(id) && { at: [at.get(id)?.revision ?? 0] }) })));
+		const ask = async (target: boolean, at: Map<string, Standing>): Promise<Map<string, Standing>> => {
+			const name = (id: string) => (target ? this.#there(id) : id);
+			const found = await (target ? this.#to : this.#from).standings(
+				ids.map((id) => ({ id: name(id), ...(at.has(id) && { at: [at.get(id)?.revision ?? 0] }) })),
+			);
 			const by = new Map(found.map((s) => [s.id, s]));
 			return new Map(ids.flatMap((id) => (by.has(name(id)) ? [[id, by.get(name(id)) as Standing]] : [])));
 		};
-		const there = await ask(this.#to, new Map());
-		const here = await ask(this.#from, there);
+		const there = await ask(true, new Map());
+		const here = await ask(false, there);
 		if ([...there].some(([id, s]) => s.revision > (here.get(id)?.revision ?? s.revision))) {
-			for (const [id, now] of await ask(this.#to, here)) if (there.get(id)?.commit === now.commit) there.set(id, now);
+			for (const [id, now] of await ask(true, here)) if (there.get(id)?.commit === now.commit) there.set(id, now);
 		}
 		return new Map(ids.map((id) => [id, { here: here.get(id), there: there.get(id) }]));
 	}
@@ -208,8 +244,8 @@ class Pushing {
 		if (here.genesis !== there.genesis) throw refusal("exists", `session exists: another session is called ${JSON.stringify(there.id)} there`);
 		const rest = { since: here.revision, lacks: here.rest !== there.rest };
 		if (here.revision === there.revision && here.commit === there.commit) return rest;
-		if (there.revision < here.revision && here.at?.[0] === last(there)) return { since: there.revision, lacks: true };
-		if (there.revision > here.revision && there.at?.[0] === last(here)) return rest;
+		if (there.revision < here.revision && here.at?.[0] === there.commit) return { since: there.revision, lacks: true };
+		if (there.revision > here.revision && there.at?.[0] === here.commit) return rest;
 		const common = await this.#common(here, there);
 		const point = ({ revision, commit }: { revision: number; commit: string }) => ({ revision, commit });
 		throw ofProblem({
@@ -244,9 +280,12 @@ class Pushing {
 	}
 }
 
-/** Returns the last commit, or the genesis before the first one. */
-function last(s: Standing): string {
-	return s.revision > 0 ? s.commit : s.genesis;
+/** Returns a time so that its text is in the order of time. */
+function bare(time: string): string {
+	return time
+		.replace("Z", "")
+		.replace(/(\.\d*?)0*$/, "$1")
+		.replace(/\.$/, "");
 }
 
 function refusal(kind: string, detail: string): TurnstoneError {

@@ -346,7 +346,7 @@ export interface Standing {
 	/** The same in all stores that the session was brought to. */
 	genesis: string;
 	revision: number;
-	/** Empty before the first one. */
+	/** Before the first one, the genesis. */
 	commit: string;
 	/** Of an attached fork: the id of its parent. */
 	parent?: string;
@@ -368,6 +368,8 @@ export interface Unbundled {
 	created?: boolean;
 	from: number;
 	to: number;
+	/** It was made, or something of it has changed. */
+	changed?: boolean;
 	/** The revision that is kept for what has diverged, if `branch` was said. */
 	branch?: number;
 }

@@ -48,7 +48,12 @@ test("sessions go to another store and back", async () => {
 	await expectSame(db, other, "trip");
 	await other.verify();
 	expect(await db.push(other, { all: true, changedSince: new Date(Date.now() + 3_600_000) })).toEqual({ sessions: [], same: 0 });
-	await expect(db.push(other, { sessions: ["nobody"] })).rejects.toBeInstanceOf(NotFoundError);
+	const missing = await db.push(other, { sessions: ["nobody", "trip"], as: "" }).catch((e) => e);
+	expect(missing.refused[0]).toBeInstanceOf(NotFoundError);
+	expect(missing.report.same).toBe(1);
+	await db.create("later fork", { parent: "trip" });
+	expect((await db.push(other, { all: true })).same).toBe(2);
+	expect((await (await other.session("later fork")).info()).parent).toBe("trip");
 	for (const wrong of [{}, { all: true, group: "g" }]) await expect(db.push(other, wrong)).rejects.toThrow("name sessions");
 });
 
@@ -71,7 +76,7 @@ test("what has diverged is told, and both are kept", async () => {
 	expect(diverged).toMatchObject({ session: "trip", here: 4, there: 3, common: 2 });
 	expect(new Set((error as PushError).report.sessions.map((i) => i.id))).toEqual(new Set(["second", "fork"]));
 	const { sessions } = await db.push(other, { sessions: ["trip"], branch: "laptop" });
-	expect(sessions).toEqual([{ id: "trip", from: 4, to: 7, branch: 6 }]);
+	expect(sessions).toEqual([{ id: "trip", from: 4, to: 7, branch: 6, changed: true }]);
 	const there = await other.session("trip");
 	expect((await there.checkpoint()).get("part")?.toString()).toBe("of 2");
 	expect((await there.checkpoint(6)).get("part")?.toString()).toBe("of 1");
@@ -86,7 +91,7 @@ test("a bundle is bytes that any store reads", async () => {
 	const whole = Buffer.concat(await all(db.bundle([{ id: "trip" }, { id: "fork" }])));
 	expect((await other.unbundle(whole)).map((i) => i.id)).toEqual(["trip", "fork"]);
 	await s.commit({ nodes: [{ kind: "user", payload: "more" }], expected: 2 });
-	expect(await other.unbundle(db.bundle([{ id: "trip", since: 2 }]))).toEqual([{ id: "trip", from: 2, to: 3 }]);
+	expect(await other.unbundle(db.bundle([{ id: "trip", since: 2 }]))).toEqual([{ id: "trip", from: 2, to: 3, changed: true }]);
 	await expectSame(db, other, "trip");
 	await expect(other.unbundle(whole.subarray(0, -10))).rejects.toMatchObject({ kind: "invalid-bundle" });
 	await expect(all(db.bundle([{ id: "nobody" }]))).rejects.toBeInstanceOf(NotFoundError);

@@ -6,8 +6,8 @@ import hashlib
 import io
 import secrets
 from asyncio import sleep, to_thread
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime
 from os import PathLike
 from ssl import SSLContext
@@ -209,7 +209,7 @@ class AsyncClient:
         """Returns where sessions stand, to compare it with where they do in another store. Those that do not exist are left out."""
         return await self._run(_calls.standings([(id, ()) for id in sessions]))
 
-    async def bundle(self, *sessions: str | Bundled) -> AsyncIterator[bytes]:
+    async def bundle(self, *sessions: str | Bundled) -> AsyncGenerator[bytes, None]:
         """Yields sessions as one bundle, which `unbundle` of any store reads. When the connection is cut, it goes on where it was."""
         of = [s if isinstance(s, Bundled) else Bundled(s) for s in sessions]
         offset, before = 0, hashlib.sha256()
@@ -218,8 +218,8 @@ class AsyncClient:
             begin = offset
             content = _bodies.whole(_calls.bundle(of, offset, before.hexdigest())).content
             try:
-                async with self._stream("POST", "/v1/bundle", content=content) as response:
-                    async for chunk in response.aiter_bytes():
+                async with self._stream("POST", "/v1/bundle", content=content) as response, aclosing(response.aiter_bytes()) as chunks:
+                    async for chunk in chunks:
                         offset += len(chunk)
                         before.update(chunk)
                         yield chunk
@@ -229,13 +229,13 @@ class AsyncClient:
                     attempts.renew()
                 await self._pause(attempts, e)
 
-    async def unbundle(self, content: bytes | BinaryIO | AsyncIterator[bytes], *, as_id: str = "", branch: str = "") -> list[Unbundled]:
+    async def unbundle(self, content: bytes | bytearray | memoryview | BinaryIO | AsyncIterator[bytes], *, as_id: str = "", branch: str = "") -> list[Unbundled]:
         """
         Makes the sessions of a bundle, or brings those that exist forward. The only one of a bundle gets the id `as_id`; if it has diverged, it becomes a branch
         of the one that is there, whose end is kept under the name `branch`. Otherwise it is a DivergedError.
         """
         query = {k: v for k, v in (("as", as_id), ("branch", branch)) if v}
-        pieces = _read(content) if isinstance(content, bytes) or hasattr(content, "read") else _pieces(content)
+        pieces = _read(content) if isinstance(content, bytes | bytearray | memoryview) or hasattr(content, "read") else _pieces(content)
         stored = await self._upload("/v1/bundle", query, pieces)
         return [Unbundled._of(s) for s in stored["bundle"].get("sessions") or ()]
 
@@ -245,28 +245,31 @@ class AsyncClient:
         """
         Brings sessions to another store, which gets what it lacks of them: those that are named, those of a group and of the groups below it, or all, of these
         those that were updated at a time or later. A session only goes forward. What can't be pushed is in the PushError that comes when all others were:
-        of one that has diverged, a DivergedError. `as_id` and `branch` are those of `unbundle`. A push that failed goes on when it is called again.
+        of one that has diverged, a DivergedError; of one that does not exist, a NotFoundError. `as_id` and `branch` are those of `unbundle`. A push that
+        failed goes on when it is called again.
         """
 
         async def make(step: _push.Step) -> Any:
             if isinstance(step, _push.Wait):
                 return await sleep(step.seconds)
             if isinstance(step, _push.Send):
-                return await to.unbundle(self.bundle(*step.of), as_id=as_id, branch=step.branch)
+                async with aclosing(self.bundle(*step.of)) as content:
+                    return await to.unbundle(content, as_id=as_id, branch=step.branch)
             return await (to if step.target else self)._run(step.call)
 
         return await adrive(make, _push.Push(sessions, group, all, changed_since, as_id, branch).steps())
 
-    async def _upload(self, path: str, query: Object, pieces: AsyncIterator[bytes]) -> Object:
+    async def _upload(self, path: str, query: Object, pieces: AsyncGenerator[bytes, None]) -> Object:
         """Brings pieces to the server, and returns what it has made of all."""
         query = {**query, "upload": secrets.token_hex(16)}
         offset, piece = 0, b""
         try:
-            async for following in pieces:
-                if piece:
-                    await self._put(path, query, piece, offset, False)
-                offset += len(piece)
-                piece = following
+            async with aclosing(pieces):
+                async for following in pieces:
+                    if piece:
+                        await self._put(path, query, piece, offset, False)
+                    offset += len(piece)
+                    piece = following
             return await self._put(path, query, piece, offset, True)
         except BaseException:
             # It is given up, so that it does not take a place on the server until it expires.
@@ -461,14 +464,14 @@ class AsyncClient:
         return await self._run(_calls.upgrade())
 
 
-async def _read(content: Any) -> AsyncIterator[bytes]:
+async def _read(content: Any) -> AsyncGenerator[bytes, None]:
     """Yields pieces of bytes, or of a file."""
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content
+    stream = content if hasattr(content, "read") else io.BytesIO(content)
     while piece := stream.read(_PIECE):
         yield piece
 
 
-async def _pieces(chunks: Any) -> AsyncIterator[bytes]:
+async def _pieces(chunks: Any) -> AsyncGenerator[bytes, None]:
     """Yields pieces of what comes in chunks."""
     piece = bytearray()
     async for chunk in chunks:

@@ -7,9 +7,9 @@ import os
 import secrets
 import ssl
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -33,8 +33,8 @@ class _AsyncStream:
     async def aread(self) -> bytes:
         return await self._r.aread()
 
-    def aiter_bytes(self) -> AsyncIterator[bytes]:
-        return self._r.aiter_raw()
+    def aiter_bytes(self) -> AsyncGenerator[bytes, None]:
+        return cast(AsyncGenerator[bytes, None], self._r.aiter_raw())
 
     async def aiter_lines(self) -> AsyncIterator[str]:
         rest = b""

@@ -41,6 +41,9 @@ class Wait:
     seconds: float
 
 
+_GOES_ON = {"unavailable", "unknown-outcome", "conflict", "diverged", "session-deleted", "session-not-found"}
+"""Kinds of errors after which another attempt may do it: the connection was cut, or a session was changed meanwhile."""
+
 Step = Ask | Send | Wait
 Steps = Generator[Step, Any, Any]
 Pair = tuple[Standing | None, Standing | None]
@@ -57,6 +60,11 @@ class _Lacking:
     refused: list[errors.Error] = field(default_factory=list)
 
 
+def _bare(time: str) -> str:
+    """Returns a time so that its text is in the order of time."""
+    return time.removesuffix("Z").removesuffix("+00:00").rstrip("0").rstrip(".") if "." in time else time.removesuffix("Z").removesuffix("+00:00")
+
+
 class Push:
     """One push. `steps` yields what is to be done."""
 
@@ -67,38 +75,61 @@ class Push:
             raise ValueError("changed_since is for a group or all sessions, and sessions are named")
         if as_id and len(sessions) != 1:
             raise ValueError("as_id is for one session")
-        self._sessions, self._group, self._since = list(dict.fromkeys(sessions)), group, changed_since
+        if len(set(sessions)) < len(sessions):
+            raise ValueError("a session is named twice")
+        self._sessions, self._group, self._since = list(sessions), group, changed_since
         self._as, self._branch = as_id, branch
         self._tried: dict[str, Unbundled] = {}
         self._came: list[Unbundled] = []
         self._same = 0
 
     def steps(self) -> Generator[Step, Any, PushReport]:
-        ids = self._sessions or (yield from self._listed())
         refused: list[errors.Error] = []
-        for begin in range(0, len(ids), _TOGETHER):
-            refused += yield from self._some(ids[begin : begin + _TOGETHER])
-        report = PushReport(tuple(self._came), self._same)
+        try:
+            ids = yield from self._named(refused) if self._sessions else self._listed()
+            for begin in range(0, len(ids), _TOGETHER):
+                refused += yield from self._some(ids[begin : begin + _TOGETHER])
+        except errors.Error as e:
+            if not refused and not self._came:
+                raise
+            raise errors.PushError([*refused, e], self._report()) from e
         if refused:
-            raise errors.PushError(refused, report)
-        return report
+            raise errors.PushError(refused, self._report())
+        return self._report()
+
+    def _report(self) -> PushReport:
+        return PushReport(tuple(self._came), self._same)
+
+    def _named(self, missing: list[errors.Error]) -> Steps:
+        """Returns those sessions that exist of those that are named, and adds an error for each of the others."""
+        exists: set[str] = set()
+        for begin in range(0, len(self._sessions), _PAGE):
+            found = yield Ask(False, _calls.standings([(id, ()) for id in self._sessions[begin : begin + _PAGE]]))
+            exists |= {s.id for s in found}
+        for id in self._sessions:
+            if id not in exists:
+                missing.append(errors.of_problem({"type": "#session-not-found", "matches": ["session-not-found"], "detail": f"session not found: {id!r}"}))
+        return [id for id in self._sessions if id in exists]
 
     def _listed(self) -> Steps:
         """Returns the ids of all sessions that are meant, parents before their forks."""
-        found: list[tuple[str, str]] = []
-        since = f"{self._since.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}" if self._since else ""
-        after = ""
-        while True:
-            page = yield Ask(False, _calls.list_sessions(after, _PAGE, "", self._group, None, None))
-            for i in page.sessions:
-                if i.updated.removesuffix("Z") < since:
-                    break  # The others were updated before.
-                found.append((i.created.removesuffix("Z"), i.id))
-            else:
-                after = page.next
-                if after:
-                    continue
-            return [id for _, id in sorted(found)]
+        found: dict[str, str] = {}
+        since = _bare(self._since.astimezone(timezone.utc).isoformat()) if self._since else ""
+        limit, before = _PAGE, -1
+        # A session that is updated meanwhile moves to the front, which may be behind the reader: so the front is read again until there is nothing new.
+        while len(found) > before:
+            before, newest, after, more = len(found), since, "", True
+            while more:
+                page = yield Ask(False, _calls.list_sessions(after, limit, "", self._group, None, None))
+                after, more = page.next, bool(page.next)
+                for i in page.sessions:
+                    if _bare(i.updated) < since:
+                        more = False  # The others were updated before.
+                        break
+                    newest = max(newest, _bare(i.updated))
+                    found.setdefault(i.id, _bare(i.created))
+            since, limit = newest, 50
+        return sorted(found, key=lambda id: found[id])
 
     def _there(self, id: str) -> str:
         return self._as or id
@@ -117,17 +148,30 @@ class Push:
                 if lacking.of:
                     self._note((yield Send(lacking.of)))
                 for one in lacking.diverged:
-                    self._note((yield Send([one], self._branch)))
+                    yield from self._diverged(one)
             except errors.Error as e:
                 if "invalid-bundle" in e.matches and len(ids) > 1:  # because of one of them
                     return (yield from self._each(ids))
-                if failed == _ATTEMPTS or not e.matches & {"unavailable", "unknown-outcome", "conflict", "diverged", "session-deleted"}:
+                if "invalid-bundle" in e.matches and parents and last and len(last) > 1:  # perhaps because of the parent
+                    parents = False
+                    continue
+                if failed == _ATTEMPTS or not e.matches & _GOES_ON:
                     raise
                 parents = parents and not (received and "conflict" in e.matches)
                 yield Wait(0.02 * failed * failed + random.uniform(0, 0.02))
                 continue
             self._same += lacking.same
             return lacking.refused
+
+    def _diverged(self, one: Bundled) -> Steps:
+        """Sends a session that becomes a branch."""
+        try:
+            self._note((yield Send([one], self._branch)))
+        except errors.Error as e:
+            if "revision-pruned" not in e.matches or not one.since:
+                raise
+            # What came after the last common revision is relative to what is not there any more.
+            self._note((yield Send([Bundled(one.id)], self._branch)))
 
     def _each(self, ids: list[str]) -> Steps:
         refused: list[errors.Error] = []
@@ -144,10 +188,11 @@ class Push:
         """Adds sessions that have come to the report."""
         for s in sessions:
             before = self._tried.pop(s.id, None)
-            if before:  # An attempt before this one may have brought some.
-                self._came.append(Unbundled(s.id, before.created, before.begin, s.end, s.branch))
-            elif s.end > s.begin or s.created:  # not a parent that had all already
-                self._came.append(s)
+            begin, created = (before.begin, before.created) if before else (s.begin, s.created)  # An attempt before this one may have brought some.
+            if s.changed or created or s.end > begin:
+                self._came.append(Unbundled(s.id, created, begin, s.end, True, s.branch))
+            elif before:  # What is different is of the target alone.
+                self._same += 1
 
     def _compare(self, ids: list[str], parents: bool) -> Steps:
         """Finds out what the target lacks of sessions, and of the parents of those that are new there."""
@@ -157,12 +202,11 @@ class Push:
         for id in ids:
             here, there = pairs[id]
             if here is None:
-                if self._sessions:
-                    raise errors.of_problem({"type": "#session-not-found", "matches": ["session-not-found"], "detail": f"session not found: {id!r}"})
-                continue  # It was deleted since it was listed.
+                continue  # It was deleted since it was found.
             yield from self._add(out, here, there)
-            if parents and not self._as and there is None and here.parent and here.parent not in ids and here.parent not in missing:
+            if parents and not self._as and there is None and here.parent and here.parent not in missing:
                 missing.append(here.parent)
+        missing = [id for id in missing if all(b.id != id for b in out.of)]
         pairs = yield from self._pairs(missing)
         for id in missing:
             here, there = pairs[id]
@@ -190,12 +234,12 @@ class Push:
         else:
             if not lacks:
                 if before := self._tried.pop(id, None):  # An attempt that failed in the end has brought it.
-                    self._came.append(Unbundled(id, before.created, before.begin, there.revision if there else 0, 0))
+                    self._came.append(Unbundled(id, before.created, before.begin, there.revision if there else 0, True))
                 else:
                     out.same += 1
                 return
             out.of.append(Bundled(here.id, since))
-        self._tried.setdefault(id, Unbundled(id, there is None, there.revision if there else 0, 0, 0))
+        self._tried.setdefault(id, Unbundled(id, there is None, there.revision if there else 0, 0, False))
 
     def _pairs(self, ids: list[str]) -> Steps:
         """Compares where sessions stand. `at` of each has the commit at the revision where the other one stands."""
@@ -222,9 +266,9 @@ class Push:
             raise errors.of_problem({"type": "#exists", "matches": ["exists"], "detail": f"session exists: another session is called {there.id!r} there"})
         if (here.revision, here.commit) == (there.revision, there.commit):
             return here.revision, here.rest != there.rest
-        if there.revision < here.revision and here.at[:1] == (there.last,):
+        if there.revision < here.revision and here.at[:1] == (there.commit,):
             return there.revision, True
-        if there.revision > here.revision and there.at[:1] == (here.last,):
+        if there.revision > here.revision and there.at[:1] == (here.commit,):
             return here.revision, here.rest != there.rest
         revision, commit = yield from self._common(here, there)
         text = f"session has diverged: {there.id!r} is at revision {there.revision} here and at {here.revision} there, and the last common one is {revision}"

@@ -6,8 +6,8 @@ import hashlib
 import io
 import secrets
 from time import sleep
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from os import PathLike
 from ssl import SSLContext
@@ -209,7 +209,7 @@ class Client:
         """Returns where sessions stand, to compare it with where they do in another store. Those that do not exist are left out."""
         return self._run(_calls.standings([(id, ()) for id in sessions]))
 
-    def bundle(self, *sessions: str | Bundled) -> Iterator[bytes]:
+    def bundle(self, *sessions: str | Bundled) -> Generator[bytes, None, None]:
         """Yields sessions as one bundle, which `unbundle` of any store reads. When the connection is cut, it goes on where it was."""
         of = [s if isinstance(s, Bundled) else Bundled(s) for s in sessions]
         offset, before = 0, hashlib.sha256()
@@ -218,8 +218,8 @@ class Client:
             begin = offset
             content = _bodies.whole(_calls.bundle(of, offset, before.hexdigest())).content
             try:
-                with self._stream("POST", "/v1/bundle", content=content) as response:
-                    for chunk in response.iter_bytes():
+                with self._stream("POST", "/v1/bundle", content=content) as response, closing(response.iter_bytes()) as chunks:
+                    for chunk in chunks:
                         offset += len(chunk)
                         before.update(chunk)
                         yield chunk
@@ -229,13 +229,13 @@ class Client:
                     attempts.renew()
                 self._pause(attempts, e)
 
-    def unbundle(self, content: bytes | BinaryIO | Iterator[bytes], *, as_id: str = "", branch: str = "") -> list[Unbundled]:
+    def unbundle(self, content: bytes | bytearray | memoryview | BinaryIO | Iterator[bytes], *, as_id: str = "", branch: str = "") -> list[Unbundled]:
         """
         Makes the sessions of a bundle, or brings those that exist forward. The only one of a bundle gets the id `as_id`; if it has diverged, it becomes a branch
         of the one that is there, whose end is kept under the name `branch`. Otherwise it is a DivergedError.
         """
         query = {k: v for k, v in (("as", as_id), ("branch", branch)) if v}
-        pieces = _read(content) if isinstance(content, bytes) or hasattr(content, "read") else _pieces(content)
+        pieces = _read(content) if isinstance(content, bytes | bytearray | memoryview) or hasattr(content, "read") else _pieces(content)
         stored = self._upload("/v1/bundle", query, pieces)
         return [Unbundled._of(s) for s in stored["bundle"].get("sessions") or ()]
 
@@ -245,28 +245,31 @@ class Client:
         """
         Brings sessions to another store, which gets what it lacks of them: those that are named, those of a group and of the groups below it, or all, of these
         those that were updated at a time or later. A session only goes forward. What can't be pushed is in the PushError that comes when all others were:
-        of one that has diverged, a DivergedError. `as_id` and `branch` are those of `unbundle`. A push that failed goes on when it is called again.
+        of one that has diverged, a DivergedError; of one that does not exist, a NotFoundError. `as_id` and `branch` are those of `unbundle`. A push that
+        failed goes on when it is called again.
         """
 
         def make(step: _push.Step) -> Any:
             if isinstance(step, _push.Wait):
                 return sleep(step.seconds)
             if isinstance(step, _push.Send):
-                return to.unbundle(self.bundle(*step.of), as_id=as_id, branch=step.branch)
+                with closing(self.bundle(*step.of)) as content:
+                    return to.unbundle(content, as_id=as_id, branch=step.branch)
             return (to if step.target else self)._run(step.call)
 
         return drive(make, _push.Push(sessions, group, all, changed_since, as_id, branch).steps())
 
-    def _upload(self, path: str, query: Object, pieces: Iterator[bytes]) -> Object:
+    def _upload(self, path: str, query: Object, pieces: Generator[bytes, None, None]) -> Object:
         """Brings pieces to the server, and returns what it has made of all."""
         query = {**query, "upload": secrets.token_hex(16)}
         offset, piece = 0, b""
         try:
-            for following in pieces:
-                if piece:
-                    self._put(path, query, piece, offset, False)
-                offset += len(piece)
-                piece = following
+            with closing(pieces):
+                for following in pieces:
+                    if piece:
+                        self._put(path, query, piece, offset, False)
+                    offset += len(piece)
+                    piece = following
             return self._put(path, query, piece, offset, True)
         except BaseException:
             # It is given up, so that it does not take a place on the server until it expires.
@@ -310,7 +313,6 @@ class Client:
                 if at == end and not last:
                     return {}
                 asks, offset = at == end, at
-
 
     # Sessions
 
@@ -462,14 +464,14 @@ class Client:
         return self._run(_calls.upgrade())
 
 
-def _read(content: Any) -> Iterator[bytes]:
+def _read(content: Any) -> Generator[bytes, None, None]:
     """Yields pieces of bytes, or of a file."""
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content
+    stream = content if hasattr(content, "read") else io.BytesIO(content)
     while piece := stream.read(_PIECE):
         yield piece
 
 
-def _pieces(chunks: Any) -> Iterator[bytes]:
+def _pieces(chunks: Any) -> Generator[bytes, None, None]:
     """Yields pieces of what comes in chunks."""
     piece = bytearray()
     for chunk in chunks:

@@ -9,7 +9,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from urllib.parse import urlencode, urlsplit
 
@@ -136,7 +136,7 @@ class _Stream:
     def read(self) -> bytes:
         return self._r.read()
 
-    def iter_bytes(self) -> Iterator[bytes]:
+    def iter_bytes(self) -> Generator[bytes, None, None]:
         left = self._r.length
         while chunk := self._r.read1(_CHUNK):
             left = None if left is None else left - len(chunk)

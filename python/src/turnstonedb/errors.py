@@ -87,7 +87,8 @@ class DivergedError(RefusedError):
 
 
 class PushError(RefusedError):
-    """Some sessions were not pushed: `refused` has an error for each of them. `report` says what was."""
+    """Not all was pushed: `refused` has an error for each session that can't be, and at the end the one that has ended the push, if there is such. `report` says
+    what has come."""
 
     def __init__(self, refused: Sequence[Error], report: PushReport) -> None:
         super().__init__("\n".join(str(e) for e in refused), refused[0].problem)

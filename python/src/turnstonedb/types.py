@@ -428,12 +428,14 @@ class Unbundled:
     created: bool
     begin: int
     end: int
+    changed: bool
+    """Whether it was made, or something of it has changed."""
     branch: int = 0
     """The revision that is kept for what has diverged, if `branch` was said."""
 
     @classmethod
     def _of(cls, o: Object) -> Unbundled:
-        return cls(o["id"], o.get("created", False), o["from"], o["to"], o.get("branch", 0))
+        return cls(o["id"], o.get("created", False), o["from"], o["to"], o.get("changed", False), o.get("branch", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,20 +447,16 @@ class Standing:
     """The same in all stores that the session was brought to."""
     revision: int
     commit: str
+    """Before the first one, the genesis."""
     parent: str
     rest: str
     """Stands for metadata, records, tombstones and kept revisions: where they are the same, it is."""
     at: tuple[str, ...]
     """The commits at the revisions that were asked for; empty beyond the head."""
 
-    @property
-    def last(self) -> str:
-        """The last commit, or the genesis before the first one."""
-        return self.commit if self.revision else self.genesis
-
     @classmethod
     def _of(cls, o: Object) -> Standing:
-        return cls(o["id"], o["genesis"], o["revision"], o["commit"] or "", o.get("parent", ""), o["rest"], tuple(o.get("at") or ()))
+        return cls(o["id"], o["genesis"], o["revision"], o["commit"], o.get("parent", ""), o["rest"], tuple(o.get("at") or ()))
 
 
 @dataclass(frozen=True, slots=True)
