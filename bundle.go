@@ -67,12 +67,12 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 type UnbundleOptions struct {
 	// As is the id that the session gets here, if the bundle has only one. Default: the one that it has in the bundle.
 	As string
-	// Branch, if set, keeps both if the only session of the bundle has diverged from the one here: what that has got elsewhere
-	// becomes a branch of it, whose end is kept under this name. Its nodes have their ids, and their commits are new
-	// ones, with usage and labels, as of now. At the revision that is kept, leaf and checkpoint are those of the
-	// other side, and after it again those of here. Commits of the other side that added no nodes don't come. A name
-	// that is in use moves, and what it kept is retained no longer: give each other side a name of its own. If the
-	// session has not diverged, Branch has no effect.
+	// Branch, if set, keeps both if the only session of the bundle has diverged from the one here: what that has got
+	// elsewhere becomes a branch of it, whose end is kept under this name. Its nodes have their ids, and their commits are
+	// new ones, with usage and labels, as of now. At the revision that is kept, leaf and checkpoint are those of the other
+	// side, and after it again those of here. Commits of the other side that added no nodes don't come. A name that is in
+	// use moves, and what it kept is retained no longer: give each other side a name of its own. If the session has not
+	// diverged, Branch has no effect.
 	Branch string
 	// MaxBytes is how many bytes the bundle may expand to, for bundles that come from strangers. Default: no limit.
 	MaxBytes int64
@@ -88,8 +88,8 @@ type Unbundled struct {
 	ID      string        `json:"id"`
 	Created bool          `json:"created,omitzero"`
 	Changed bool          `json:"changed,omitzero"` // it was made, or something of it has changed
-	From    head.Revision `json:"from"` // where it stood before
-	To      head.Revision `json:"to"`   // where it stands; From if nothing came
+	From    head.Revision `json:"from"`             // where it stood before
+	To      head.Revision `json:"to"`               // where it stands; From if nothing came
 	// Branch is the revision that is kept for what has diverged: see UnbundleOptions.Branch.
 	Branch head.Revision `json:"branch,omitzero"`
 }
@@ -97,14 +97,13 @@ type Unbundled struct {
 // Unbundle reads what Bundle has written, and makes the sessions. Nodes, commits and blobs have the ids that they have
 // where they come from, and the sessions their times.
 //
-// Before anything is visible, all of the bundle is read and every hash computed. If something is wrong with it, the error
-// is a *BundleError.
-// Then the sessions come one by one. A new one is there at once and whole. If a session of the id exists, and it is the
-// same one at an earlier revision, it goes on from there, in few batches: each leaves it at a revision that the other
-// one had. Its tombstones and kept revisions become those of both, and of metadata and of each record the later ones
-// stay. If the session here has more than the one in the bundle, it stays at its revision. If they have gone different
-// ways, the error is a *DivergedError: with As the other one gets an id of its own, and with Branch it becomes a branch. If it is another session of the same
-// id, the error matches ErrExists.
+// Before anything is visible, all of the bundle is read and every hash computed. If something is wrong with it, the
+// error is a *BundleError. Then the sessions come one by one. A new one is there at once and whole. If a session of the
+// id exists, and it is the same one at an earlier revision, it goes on from there, in few batches: each leaves it at a
+// revision that the other one had. Its tombstones and kept revisions become those of both, and of metadata and of each
+// record the later ones stay. If the session here has more than the one in the bundle, it stays at its revision. If
+// they have gone different ways, the error is a *DivergedError: with As the other one gets an id of its own, and with
+// Branch it becomes a branch. If it is another session of the same id, the error matches ErrExists.
 //
 // After an error a call with the same bundle goes on. What was stored of sessions that are not there is removed by GC
 // and Vacuum. Options.Validator is not asked.
@@ -211,8 +210,8 @@ type Point struct {
 	Commit   head.CommitID `json:"commit"`
 }
 
-// A DivergedError says that a session here and the one in a bundle have gone different ways. It matches ErrDiverged, and
-// the session was not changed. If others of the bundle were, the error matches ErrIncomplete as well.
+// A DivergedError says that a session here and the one in a bundle have gone different ways. It matches ErrDiverged,
+// and the session was not changed. If others of the bundle were, the error matches ErrIncomplete as well.
 type DivergedError struct {
 	Session string `json:"session"`
 	Here    Point  `json:"here"`   // where the session stands in this store

@@ -128,16 +128,17 @@ type PushReport struct {
 	Bytes    int64       `json:"bytes"`    // of the bundles that were sent
 }
 
-// Push brings sessions of one store to another, with all that Bundle writes of them. It compares where they stand there,
-// and sends what is missing, of many sessions in one bundle. A session goes forward only, as Unbundle says, and what
-// the other store has of its own stays. A deletion is not pushed. To pull is to push from the other store.
+// Push brings sessions of one store to another, with all that Bundle writes of them. It compares where they stand
+// there, and sends what is missing, of many sessions in one bundle. A session goes forward only, as Unbundle says, and
+// what the other store has of its own stays. A deletion is not pushed. To pull is to push from the other store.
 //
 // Of a session that has diverged nothing is pushed, and the error, which comes when all others were, matches
-// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has the
-// id there, the error matches ErrExists, and ErrSessionNotFound of one that was named and does not exist.
+// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has
+// the id there, the error matches ErrExists, and ErrSessionNotFound of one that was named and does not exist.
 //
-// A new fork whose parent is there brings the parent forward as well, and shares its history. If the parent is not there,
-// or has diverged, or shows other nodes there, the fork comes with a copy of what it inherits, and without a parent.
+// A new fork whose parent is there brings the parent forward as well, and shares its history. If the parent is not
+// there, or has diverged, or shows other nodes there, the fork comes with a copy of what it inherits, and without a
+// parent.
 //
 // When a connection is cut, or a session is changed meanwhile, Push compares again, and goes on with the sessions
 // that have not come, until nothing has come several times in turn. So does a later call. The report is never nil.
@@ -170,8 +171,8 @@ type pushing struct {
 	tried    map[string]Unbundled // where those stood in the other store that were sent and have not come, by their ids there
 }
 
-// chosen returns the ids of the sessions that are to be pushed, parents before their forks, and the errors of those that
-// do not exist.
+// chosen returns the ids of the sessions that are to be pushed, parents before their forks, and the errors of those
+// that do not exist.
 func (p *pushing) chosen(ctx context.Context) (ids []string, missing []error, err error) {
 	o := &p.o
 	switch {
@@ -361,8 +362,8 @@ type lacking struct {
 	refused  []error   // of those that can't be pushed
 }
 
-// compare finds out what the other store lacks of sessions, and of the parents of those that are new there if parents is
-// set.
+// compare finds out what the other store lacks of sessions, and of the parents of those that are new there if parents
+// is set.
 func (p *pushing) compare(ctx context.Context, ids []string, parents bool) (l lacking, err error) {
 	pairs, err := p.pairs(ctx, ids)
 	if err != nil {

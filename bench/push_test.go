@@ -9,8 +9,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
-// Pushing all of 1,000 sessions of ten commits to a server that has them: when none has changed, and when one of them has got a
-// commit since.
+// Pushing all of 1,000 sessions of ten commits to a server that has them: when none has changed, and when one of them
+// has got a commit since.
 func BenchmarkPush(b *testing.B) {
 	const sessions, commits = 1000, 10
 	from, there := onPebble(b, pebble.Process), onPebble(b, pebble.Process)

@@ -50,8 +50,8 @@ func (c *Client) Bundle(ctx context.Context, w io.Writer, of ...turnstone.Bundle
 	return &turnstone.BundleReport{}, nil
 }
 
-// Unbundle implements turnstone.Peer. When the connection is cut, it goes on with the next byte that the server needs. If
-// the server was restarted, it fails with engine.ErrUnavailable.
+// Unbundle implements turnstone.Peer. When the connection is cut, it goes on with the next byte that the server needs.
+// If the server was restarted, it fails with engine.ErrUnavailable.
 func (c *Client) Unbundle(ctx context.Context, r io.Reader, o turnstone.UnbundleOptions) (*turnstone.UnbundleReport, error) {
 	switch {
 	case r == nil:

@@ -117,8 +117,8 @@ func (e *endError) Error() string {
 
 func (e *endError) Unwrap() error { return e.err }
 
-// openError is the error of Open for one of the first request through ssh. The command there ends with exit codes of its
-// own: see docs/cli.md.
+// openError is the error of Open for one of the first request through ssh. The command there ends with exit codes of
+// its own: see docs/cli.md.
 func openError(err error) error {
 	var end *endError
 	if errors.As(err, &end) {

@@ -13,8 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// bundle sends a bundle. To a caller who was cut off it sends the rest: it makes the same bundle again, and leaves out what
-// the caller has.
+// bundle sends a bundle. To a caller who was cut off it sends the rest: it makes the same bundle again, and leaves out
+// what the caller has.
 func (s *Server) bundle(r *request) error {
 	c, release, err := asked[wire.Bundle](s, r)
 	if err != nil {

@@ -59,8 +59,8 @@ type Options struct {
 	// quarter of them can have requests that are worked on, and a half watches, whatever MaxRequests and MaxWatches say.
 	// Default: half of the descriptors that the process may have, so that the engine has the others, and 10,000 at most.
 	MaxConnections int
-	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches, MaxUploads and MaxBundles that one token gets at most, and
-	// one namespace. Default a quarter. Without Tokens nobody can be told apart, and there are no shares.
+	// Share is the part of MaxRequests, MaxBodyBytes, MaxWatches, MaxUploads and MaxBundles that one token gets at most,
+	// and one namespace. Default a quarter. Without Tokens nobody can be told apart, and there are no shares.
 	Share float64
 	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for
 	// a reader to take some of an answer, how long a collection goes on that nobody waits for, and how long requests may
@@ -132,7 +132,8 @@ func New(o Options) (*Server, error) {
 		o.Share = 1 // All requests are of one party.
 	}
 	o.MaxBodyBytes = max(o.MaxBodyBytes, int64(float64(2*o.MaxRequestBytes)/o.Share))
-	// One token has no more connections in use than a share of all: those of requests, of as many that wait, and of watches.
+	// One token has no more connections in use than a share of all: those of requests, of as many that wait, and of
+	// watches.
 	o.MaxRequests, o.MaxWatches = min(o.MaxRequests, max(1, int64(o.MaxConnections/4))), min(o.MaxWatches, max(1, int64(o.MaxConnections/2)))
 	s := &Server{
 		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](cache.Of(o.Memory).Bases), metrics: newMetrics(),

@@ -121,8 +121,8 @@ func silent(since time.Duration) error {
 	return fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, since.Round(time.Second))
 }
 
-// endSilent gives up those uploads of a token to a path of which nothing has come for a while: who has brought them is gone,
-// as a rule.
+// endSilent gives up those uploads of a token to a path of which nothing has come for a while: who has brought them is
+// gone, as a rule.
 func (u *uploads) endSilent(token, path string, since time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

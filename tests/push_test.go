@@ -140,7 +140,8 @@ func TestPU2_APushGoesOnWhereItWasCutOff(t *testing.T) {
 	}
 }
 
-// A large session goes on in the middle, in both directions: a bundle that is cut off is not sent again from its beginning.
+// A large session goes on in the middle, in both directions: a bundle that is cut off is not sent again from its
+// beginning.
 func TestPU2_ALargeSessionGoesOnInTheMiddle(t *testing.T) {
 	e, from := onMemory(t, nil)
 	other, to := onMemory(t, nil)
@@ -235,7 +236,8 @@ func endOf(t *testing.T, s *turnstone.Session, at head.Revision) (out end) {
 	return out
 }
 
-// Of two stores in which a session went on, each tells the other that it has diverged, and has both branches in the end.
+// Of two stores in which a session went on, each tells the other that it has diverged, and has both branches in the
+// end.
 func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 	for seed := range randomHistories() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -36,8 +36,8 @@ func to(cmd *cobra.Command, output string, write content) (err error) {
 	return end(write(f))
 }
 
-// outputFile returns a file to write to, and what ends it: with no error the file becomes the one called path, and with one it
-// is removed. What is at path and no regular file, such as /dev/null or a pipe, is written to itself.
+// outputFile returns a file to write to, and what ends it: with no error the file becomes the one called path, and with
+// one it is removed. What is at path and no regular file, such as /dev/null or a pipe, is written to itself.
 func outputFile(path string) (f *os.File, end func(error) error, err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real

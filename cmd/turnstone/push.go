@@ -246,8 +246,8 @@ func (p *pushing) any(ctx context.Context, source turnstone.Peer) (bool, error) 
 	return false, fmt.Errorf("%w: %q", turnstone.ErrSessionNotFound, p.Sessions)
 }
 
-// explained says of each session that has diverged where it stands here and there, as who gave the command sees it: of a
-// push, the other store is there.
+// explained says of each session that has diverged where it stands here and there, as who gave the command sees it: of
+// a push, the other store is there.
 func explained(err error, outward bool) error {
 	var d *turnstone.DivergedError
 	if !errors.As(err, &d) {

@@ -17,8 +17,8 @@ type stdio struct {
 	once  sync.Once
 }
 
-// newStdio returns a listener whose connection reads in and writes to out. The connection has deadlines, which files need
-// not have.
+// newStdio returns a listener whose connection reads in and writes to out. The connection has deadlines, which files
+// need not have.
 func newStdio(in io.Reader, out io.Writer) *stdio {
 	s := &stdio{first: make(chan net.Conn, 1), ended: make(chan struct{})}
 	conn, outer := net.Pipe()

@@ -12,8 +12,9 @@ import (
 )
 
 // This file brings what a session that has diverged has got elsewhere, as a branch: each commit there that added nodes
-// becomes a new one here, with the same nodes, usage and labels, and the leaf where it is here. Then one batch has two commits:
-// at the first one, which gets a name, leaf and checkpoint are those of there, and at the second those of here again.
+// becomes a new one here, with the same nodes, usage and labels, and the leaf where it is here. Then one batch has two
+// commits: at the first one, which gets a name, leaf and checkpoint are those of there, and at the second those of here
+// again.
 
 // holdParts stores the checkpoint at the end of a section as blobs, for the commit at the end of a branch.
 func (c *checker) holdParts(ctx context.Context) error {
@@ -43,17 +44,25 @@ func (k *stock) hold(ctx context.Context, id blob.ID, content []byte) error {
 
 // branchTurn makes a turn of the other side one of the branch, unless its nodes are here.
 func (a *applier) branchTurn(ctx context.Context, t *history.Turn) error {
-	if len(t.Pack.Nodes) == 0 {
+	here := 0
+	for i := range t.Pack.Nodes {
+		_, _, err := a.in.target.Find(ctx, a.head.Revision, t.Pack.Nodes[i].ID)
+		if err == nil {
+			here++
+		} else if !errors.Is(err, history.ErrNodeNotFound) {
+			return err
+		}
+	}
+	switch here {
+	case len(t.Pack.Nodes): // or there are none
 		return nil
+	case 0:
+		out := a.onto()
+		out.Leaf, out.Depth = a.tip.Leaf, a.tip.Depth
+		out.Usage, out.Labels, out.Pack = t.Usage, t.Labels, t.Pack
+		return a.addToBranch(ctx, out)
 	}
-	_, _, err := a.in.target.Find(ctx, a.head.Revision, t.Pack.Nodes[0].ID)
-	if !errors.Is(err, history.ErrNodeNotFound) {
-		return err // They are here, or can't be looked for.
-	}
-	out := a.onto()
-	out.Leaf, out.Depth = a.tip.Leaf, a.tip.Depth
-	out.Usage, out.Labels, out.Pack = t.Usage, t.Labels, t.Pack
-	return a.addToBranch(ctx, out)
+	return malformed("commit %d has nodes of another commit here", t.Revision)
 }
 
 // onto returns a commit that follows the branch.
@@ -131,7 +140,8 @@ func (a *applier) endBranch(ctx context.Context) error {
 	return a.flush(ctx)
 }
 
-// partsFrom returns a checkpoint of the contents that parts have, set by a commit of a revision after one that has before.
+// partsFrom returns a checkpoint of the contents that parts have, set by a commit of a revision after one that has
+// before.
 func partsFrom(parts, before []head.Part, r head.Revision) []head.Part {
 	out := slices.Clone(parts)
 	for i := range out {
