@@ -510,8 +510,13 @@ func (p *pushing) lacks(ctx context.Context, of pair) (since head.Revision, lack
 		return here.Revision, here.Rest != there.Rest, nil
 	}
 	common, err := p.common(ctx, of)
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, false, err
+	case common.Revision == there.Revision: // It was committed to since it was asked.
+		return there.Revision, true, nil
+	case common.Revision == here.Revision:
+		return here.Revision, here.Rest != there.Rest, nil
 	}
 	return 0, false, &DivergedError{Session: there.ID, Here: there.Point, There: here.Point, Common: common}
 }

@@ -15,6 +15,7 @@ import (
 type peer struct {
 	turnstone.Peer
 	list     func(*turnstone.ListOptions, *turnstone.Page)
+	standing func()
 	bundle   func() error
 	unbundle func() error
 }
@@ -28,6 +29,13 @@ func (p *peer) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Pag
 		p.list(&o, &page)
 	}
 	return page, err
+}
+
+func (p *peer) Standings(ctx context.Context, of ...turnstone.StandingQuery) ([]turnstone.Standing, error) {
+	if p.standing != nil {
+		p.standing()
+	}
+	return p.Peer.Standings(ctx, of...)
 }
 
 func (p *peer) Bundle(ctx context.Context, w io.Writer, of ...turnstone.Bundled) (*turnstone.BundleReport, error) {
@@ -90,6 +98,27 @@ func TestPU1_ASessionThatIsUpdatedWhileTheyAreListedIsPushed(t *testing.T) {
 	}}
 	push(t, source, to, turnstone.PushOptions{All: true})
 	sameHeads(t, from, to)
+}
+
+func TestPU1_ASessionThatIsCommittedToWhileItIsComparedHasNotDiverged(t *testing.T) {
+	for calls := range 4 {
+		from, to := five(t)
+		push(t, from, to, turnstone.PushOptions{All: true})
+		ahead := session(t, to, "s1")
+		commitTo(t, ahead, turnstone.Commit{Expected: 1, Nodes: saying([]byte("ahead"))})
+		n := 0
+		commits := func(s *turnstone.Session) func() {
+			return func() {
+				if n++; n == calls {
+					commitTo(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("meanwhile"))})
+				}
+			}
+		}
+		push(t, &peer{Peer: from, standing: commits(session(t, from, "s2"))}, to, turnstone.PushOptions{All: true})
+		push(t, from, &peer{Peer: to, standing: commits(ahead)}, turnstone.PushOptions{All: true})
+		n = 0
+		push(t, from, &peer{Peer: to, standing: commits(ahead)}, turnstone.PushOptions{All: true})
+	}
 }
 
 func TestPU1_WhatOnlyTheOtherStoreHasIsNoChange(t *testing.T) {

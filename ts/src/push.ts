@@ -247,6 +247,8 @@ class Pushing {
 		if (there.revision < here.revision && here.at?.[0] === there.commit) return { since: there.revision, lacks: true };
 		if (there.revision > here.revision && there.at?.[0] === here.commit) return rest;
 		const common = await this.#common(here, there);
+		if (common.revision === there.revision) return { since: there.revision, lacks: true }; // It was committed to since it was asked.
+		if (common.revision === here.revision) return rest;
 		const point = ({ revision, commit }: { revision: number; commit: string }) => ({ revision, commit });
 		throw ofProblem({
 			type: "#diverged",

@@ -271,6 +271,10 @@ class Push:
         if there.revision > here.revision and there.at[:1] == (here.commit,):
             return here.revision, here.rest != there.rest
         revision, commit = yield from self._common(here, there)
+        if revision == there.revision:  # It was committed to since it was asked.
+            return there.revision, True
+        if revision == here.revision:
+            return here.revision, here.rest != there.rest
         text = f"session has diverged: {there.id!r} is at revision {there.revision} here and at {here.revision} there, and the last common one is {revision}"
         of = {
             "session": there.id, "here": {"revision": there.revision, "commit": there.commit},
