@@ -107,8 +107,8 @@ def test_a_push_goes_on_where_it_was_cut_off(db: turnstonedb.Client, other: turn
     s.commit([NewNode("user", "large", attachments=[a])], expected=2)
     assert db._o.socket
     assert other._o.socket
-    near = Cutter(db._o.socket, f"{store}.near", 3, 5 << 20, 5 << 20)
-    far = Cutter(other._o.socket, f"{store}.far", 4, 5 << 20, 5 << 20)
+    near = Cutter(db._o.socket, f"{store}.near", 3, 1 << 20, 1 << 20)
+    far = Cutter(other._o.socket, f"{store}.far", 4, 1 << 20, 1 << 20)
     with turnstonedb.Client(f"unix:{near.address}", patience=30) as source, turnstonedb.Client(f"unix:{far.address}", patience=30) as target:
         source.push(target, all=True)
     same(db, other, "trip")
