@@ -37,6 +37,17 @@ type alteration struct {
 	ahead bool
 }
 
+// on returns the call on a store, which it prepares.
+func (a *alteration) on(t *testing.T, st *turnstone.Store, s *turnstone.Session) (call func() (string, error)) {
+	t.Helper()
+	if a.prepared == nil {
+		return func() (string, error) { return a.call(st, s) }
+	}
+	call, err := a.prepared(st, s)
+	must(t, err)
+	return call
+}
+
 // sessionB returns the session b of outcomeStore, and the revision that it is at.
 func sessionB(st *turnstone.Store) (*turnstone.Session, head.Revision, error) {
 	b, err := st.Session(ctx, "b")
@@ -377,7 +388,6 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 			once := func(name string, resolves bool, plan func(enginetest.Call) enginetest.Fault) (calls int, applies []int) {
 				runs++
 				m := outcomeStore(t)
-				before := visible(t, m)
 				armed := false
 				e := &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
 					if !armed {
@@ -392,13 +402,8 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 				}}
 				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 				s := session(t, st, "a")
-				call := func() (string, error) { return ef.call(st, s) }
-				if ef.prepared != nil {
-					var err error
-					call, err = ef.prepared(st, s)
-					must(t, err)
-					before = visible(t, m)
-				}
+				call := ef.on(t, st, s)
+				before := visible(t, m)
 				armed = true
 				told, err := call()
 				armed = false
@@ -657,16 +662,18 @@ func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	}
 	for _, c := range append(collect, effects...) {
 		e := outcomeStore(t)
-		before := visible(t, e)
+		armed := false
 		full := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
-			if c.Op == "Apply" && c.Batch.Ops() > 0 && !c.Batch.Reclaim {
+			if armed && c.Op == "Apply" && c.Batch.Ops() > 0 && !c.Batch.Reclaim {
 				return enginetest.Fault{Err: engine.ErrNoSpace}
 			}
 			return enginetest.Fault{}
 		}}
 		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, MustExist: true})
-		s := session(t, st, "a")
-		_, err := c.call(st, s)
+		call := c.on(t, st, session(t, st, "a"))
+		before := visible(t, e)
+		armed = true
+		_, err := call()
 		if slices.Contains(reclaim, c.name) || c.name == "gc" || c.name == "vacuum" {
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)
