@@ -2,9 +2,11 @@ package turnstone
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/bundle"
@@ -264,4 +266,80 @@ func checkRecord(r *session.Record) error {
 	c.recordKey("key", r.Key, 1)
 	c.limit("value bytes", len(r.Value), MaxRecord)
 	return c.err
+}
+
+// A StandingQuery asks where a session stands.
+type StandingQuery struct {
+	ID string `json:"id"`
+	// At are revisions, at most MaxStandingAt, whose commits are asked for; 0 is that before the first commit.
+	At []head.Revision `json:"at,omitempty"`
+}
+
+// MaxStandingAt is how many revisions a StandingQuery asks for at most.
+const MaxStandingAt = 64
+
+// A Standing says where a session stands, so that who has the Standings of two stores knows what one of them lacks.
+type Standing struct {
+	ID      string        `json:"id"`
+	Genesis head.CommitID `json:"genesis"` // the same in all stores that the session was brought to
+	Point                 // where it stands: before the first commit, Commit is the genesis
+	Parent  string        `json:"parent,omitempty"` // of an attached fork: the id of its parent, if that has not been deleted
+	// Rest stands for metadata, records, tombstones and kept revisions: where they are the same, Rest is.
+	Rest string          `json:"rest"`
+	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head, and the genesis for 0
+}
+
+// Standings returns where sessions stand, at most MaxPage. It leaves out those that do not exist.
+func (s *Store) Standings(ctx context.Context, of ...StandingQuery) ([]Standing, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	c := checker{of: "standings"}
+	c.limit("sessions", len(of), MaxPage)
+	for i := range of {
+		c.limit("revisions", len(of[i].At), MaxStandingAt)
+		if err := errors.Join(c.err, checkSessionID(of[i].ID)); err != nil {
+			return nil, err
+		}
+		for _, r := range of[i].At {
+			if err := checkRevision("standings", "At", r); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return observed(ctx, s, OpStandings, "", func(ctx context.Context) ([]Standing, error) {
+		out := make([]Standing, 0, len(of))
+		for i := range of {
+			switch one, err := s.standing(ctx, &of[i]); {
+			case errors.Is(err, ErrSessionNotFound), errors.Is(err, ErrSessionDeleted):
+			case err != nil:
+				return nil, fmt.Errorf("session %q: %w", of[i].ID, public(err))
+			default:
+				out = append(out, *one)
+			}
+		}
+		return out, nil
+	}, func(all []Standing, out *Outcome) { out.Items = len(all) })
+}
+
+func (s *Store) standing(ctx context.Context, q *StandingQuery) (*Standing, error) {
+	at := slices.Clone(q.At)
+	for i, r := range at {
+		if r == RevisionZero {
+			at[i] = 0
+		}
+	}
+	st, err := bundle.StandingOf(ctx, s.histories, q.ID, at)
+	if err != nil {
+		return nil, err
+	}
+	out := &Standing{ID: q.ID, Genesis: st.Genesis, Point: Point(st.Head), Rest: hex.EncodeToString(st.Rest[:]), At: st.At}
+	if st.Parent != (head.Incarnation{}) {
+		parent, err := s.byIncarnation(ctx, st.Parent)
+		if err != nil {
+			return nil, err
+		}
+		out.Parent = parent.ID()
+	}
+	return out, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/push"
 )
 
 // Pushing all of 1,000 sessions of ten commits to a server that has them: when none has changed, and when one of them
@@ -25,23 +26,23 @@ func BenchmarkPush(b *testing.B) {
 		}
 	}
 	to := overHTTP(b, there).(*client.Client)
-	push := func(b *testing.B, want int) {
-		r, err := turnstone.Push(ctx, from, to, turnstone.PushOptions{All: true})
+	pushAll := func(b *testing.B, want int) {
+		r, err := push.Sessions(ctx, from, to, push.Options{All: true})
 		if err != nil || len(r.Sessions) != want || r.Same != sessions-want {
 			b.Fatalf("%+v, %v", r, err)
 		}
 		b.ReportMetric(float64(r.Bytes), "B-sent")
 	}
-	push(b, sessions)
+	pushAll(b, sessions)
 	b.Run("same", func(b *testing.B) {
 		for b.Loop() {
-			push(b, 0)
+			pushAll(b, 0)
 		}
 	})
 	b.Run("one", func(b *testing.B) {
 		for b.Loop() {
 			goOn(b, s)
-			push(b, 1)
+			pushAll(b, 1)
 		}
 	})
 }

@@ -14,11 +14,12 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/wire"
+	"github.com/turnstonedb/turnstone/push"
 )
 
-var _ turnstone.Peer = (*Client)(nil)
+var _ push.Peer = (*Client)(nil)
 
-// Standings implements turnstone.Peer.
+// Standings implements push.Peer.
 func (c *Client) Standings(ctx context.Context, of ...turnstone.StandingQuery) ([]turnstone.Standing, error) {
 	out, err := read[wire.Standings](ctx, c, "standings", &wire.StandingQueries{Sessions: of})
 	if err != nil {
@@ -27,7 +28,7 @@ func (c *Client) Standings(ctx context.Context, of ...turnstone.StandingQuery) (
 	return out.Sessions, nil
 }
 
-// Bundle implements turnstone.Peer. It goes on where it was when the connection is cut, unless a session was changed
+// Bundle implements push.Peer. It goes on where it was when the connection is cut, unless a session was changed
 // meanwhile. The report is empty: servers don't send it.
 func (c *Client) Bundle(ctx context.Context, w io.Writer, of ...turnstone.Bundled) (*turnstone.BundleReport, error) {
 	if w == nil {
@@ -50,7 +51,7 @@ func (c *Client) Bundle(ctx context.Context, w io.Writer, of ...turnstone.Bundle
 	return &turnstone.BundleReport{}, nil
 }
 
-// Unbundle implements turnstone.Peer. When the connection is cut, it goes on with the next byte that the server needs.
+// Unbundle implements push.Peer. When the connection is cut, it goes on with the next byte that the server needs.
 // If the server was restarted, it fails with engine.ErrUnavailable.
 func (c *Client) Unbundle(ctx context.Context, r io.Reader, o turnstone.UnbundleOptions) (*turnstone.UnbundleReport, error) {
 	switch {

@@ -2,19 +2,22 @@ package client_test
 
 import (
 	"bufio"
-	"context"
+	"bytes"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/push"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -22,35 +25,11 @@ import (
 // of a namespace.
 func serveSpaces(t *testing.T, patience time.Duration) (path string, of func(namespace string) *client.Client) {
 	t.Helper()
-	e := memory.New()
-	s, err := server.New(server.Options{
-		Open: func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
-			return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace, MustExist: mustExist})
-		},
+	path = storetest.Serve(t, memory.New(), server.Options{
 		Tokens: func(string) (server.Grant, bool) {
 			return server.Grant{Scopes: []server.Scope{server.Read, server.Write}, Namespaces: []string{"*"}}, true
 		},
 		MaxBundles: 1, Patience: patience,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path = filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	serving, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(serving, l) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
 	})
 	return path, func(namespace string) *client.Client {
 		c, err := client.Open(ctx, "unix:"+path, &client.Options{Token: "t", Namespace: namespace})
@@ -78,7 +57,7 @@ func TestPU2_ATokenPushesBetweenNamespacesOfOneServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := turnstone.Push(ctx, a, b, turnstone.PushOptions{All: true})
+	r, err := push.Sessions(ctx, a, b, push.Options{All: true})
 	if err != nil || len(r.Sessions) != 1 || r.Sessions[0].To != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -109,7 +88,7 @@ func TestPU2_ABundleWhoseSenderIsGoneMakesRoom(t *testing.T) {
 	if got := ask("PUT", "/v1/bundle?upload=gone&offset=0&more=1"); got != http.StatusOK {
 		t.Fatal(got)
 	}
-	r, err := turnstone.Push(ctx, a, b, turnstone.PushOptions{All: true})
+	r, err := push.Sessions(ctx, a, b, push.Options{All: true})
 	if err != nil || len(r.Sessions) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -132,5 +111,45 @@ func TestPU5_AClientThatMustFindAStoreMakesNone(t *testing.T) {
 	of("none")
 	if _, err := client.Open(ctx, "unix:"+path, &client.Options{Token: "t", Namespace: "none", MustExist: true}); err != nil {
 		t.Error(err)
+	}
+}
+
+// The rest of a bundle is sent to who has the bytes before it, and to nobody else.
+func TestPU2_TheRestOfABundleIsThatOfTheSameBundle(t *testing.T) {
+	path, of := serveSpaces(t, time.Second)
+	session, _, err := of("b").Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("hello")}}}); err != nil {
+		t.Fatal(err)
+	}
+	var whole bytes.Buffer
+	if _, err := of("b").Bundle(ctx, &whole, turnstone.Bundled{ID: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	sum := fmt.Sprintf("%x", sha256.Sum256(whole.Bytes()[:100]))
+	for _, c := range []struct {
+		offset int
+		before string
+		status int
+	}{
+		{0, "", 200}, {100, sum, 200}, {101, sum, 409}, {100, "", 409}, {whole.Len() + 1, sum, 409}, {-1, sum, 400},
+	} {
+		body := fmt.Sprintf(`{"sessions":[{"id":"s"}],"offset":%d,"before":"%s"}`, c.offset, c.before)
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "POST /v1/bundle HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nTurnstone-Namespace: b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r.Body)
+		conn.Close()
+		if r.StatusCode != c.status || c.status == 200 && (err != nil || !bytes.Equal(got, whole.Bytes()[c.offset:])) {
+			t.Errorf("%s: %d, %d bytes, %v", body, r.StatusCode, len(got), err)
+		}
 	}
 }

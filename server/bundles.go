@@ -83,8 +83,8 @@ func (s *Server) putBundle(r *request) error {
 	})
 }
 
-// placeForBundle waits for a place among the bundles that come. Those of the same token whose senders are silent give
-// theirs up: who was killed can begin again.
+// placeForBundle waits until one more bundle may come. Meanwhile it gives up bundles of the same token of which nothing
+// has come for a while: their sender was killed, as a rule, and begins again.
 func (s *Server) placeForBundle(ctx context.Context, r *request) (free func(), err error) {
 	for begun := time.Now(); ; {
 		free, ok := s.limits.unbundles.try(r.party, 1)

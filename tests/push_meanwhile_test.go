@@ -9,11 +9,12 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/push"
 )
 
 // A peer is a store whose calls do something else before, or fail.
 type peer struct {
-	turnstone.Peer
+	push.Peer
 	list     func(*turnstone.ListOptions, *turnstone.Page)
 	standing func()
 	bundle   func() error
@@ -81,7 +82,7 @@ func TestPU1_SessionsThatAreDeletedOrRenamedMeanwhileEndNoPush(t *testing.T) {
 			}
 			return nil
 		}}
-		r := push(t, source, to, turnstone.PushOptions{All: true})
+		r := pushed(t, source, to, push.Options{All: true})
 		if len(r.Sessions) != 4 {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -96,14 +97,14 @@ func TestPU1_ASessionThatIsUpdatedWhileTheyAreListedIsPushed(t *testing.T) {
 			commitTo(t, session(t, from, "s0"), turnstone.Commit{Expected: 1, Nodes: saying([]byte("it moves to the front"))})
 		}
 	}}
-	push(t, source, to, turnstone.PushOptions{All: true})
+	pushed(t, source, to, push.Options{All: true})
 	sameHeads(t, from, to)
 }
 
 func TestPU1_ASessionThatIsCommittedToWhileItIsComparedHasNotDiverged(t *testing.T) {
 	for calls := range 4 {
 		from, to := five(t)
-		push(t, from, to, turnstone.PushOptions{All: true})
+		pushed(t, from, to, push.Options{All: true})
 		ahead := session(t, to, "s1")
 		commitTo(t, ahead, turnstone.Commit{Expected: 1, Nodes: saying([]byte("ahead"))})
 		n := 0
@@ -114,21 +115,21 @@ func TestPU1_ASessionThatIsCommittedToWhileItIsComparedHasNotDiverged(t *testing
 				}
 			}
 		}
-		push(t, &peer{Peer: from, standing: commits(session(t, from, "s2"))}, to, turnstone.PushOptions{All: true})
-		push(t, from, &peer{Peer: to, standing: commits(ahead)}, turnstone.PushOptions{All: true})
+		pushed(t, &peer{Peer: from, standing: commits(session(t, from, "s2"))}, to, push.Options{All: true})
+		pushed(t, from, &peer{Peer: to, standing: commits(ahead)}, push.Options{All: true})
 		n = 0
-		push(t, from, &peer{Peer: to, standing: commits(ahead)}, turnstone.PushOptions{All: true})
+		pushed(t, from, &peer{Peer: to, standing: commits(ahead)}, push.Options{All: true})
 	}
 }
 
 func TestPU1_WhatOnlyTheOtherStoreHasIsNoChange(t *testing.T) {
 	from, to := five(t)
-	push(t, from, to, turnstone.PushOptions{All: true})
+	pushed(t, from, to, push.Options{All: true})
 	_, err := session(t, to, "s1").ChangeRecords(ctx, turnstone.RecordChange{Key: "own", Value: []byte("v")})
 	must(t, err)
 	commitTo(t, session(t, to, "s2"), turnstone.Commit{Expected: 1, Nodes: saying([]byte("more")), Keep: "k"})
 	for range 2 {
-		if r := push(t, from, to, turnstone.PushOptions{All: true}); len(r.Sessions) > 0 || r.Same != 5 {
+		if r := pushed(t, from, to, push.Options{All: true}); len(r.Sessions) > 0 || r.Same != 5 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -136,13 +137,13 @@ func TestPU1_WhatOnlyTheOtherStoreHasIsNoChange(t *testing.T) {
 
 func TestPU1_ANewForkSharesTheHistoryOfAParentThatIsThere(t *testing.T) {
 	from, to := five(t)
-	push(t, from, to, turnstone.PushOptions{All: true})
+	pushed(t, from, to, push.Options{All: true})
 	create(t, from, turnstone.Request{ID: "f", Parent: "s1"})
 	create(t, from, turnstone.Request{ID: "g", Parent: "s2"})
-	push(t, from, to, turnstone.PushOptions{All: true, Progress: func(turnstone.Unbundled) {}})
+	pushed(t, from, to, push.Options{All: true, Progress: func(turnstone.Unbundled) {}})
 	remove(t, to, "g")
 	commitTo(t, session(t, from, "s2"), turnstone.Commit{Expected: 1, Nodes: saying([]byte("more"))})
-	push(t, from, to, turnstone.PushOptions{Sessions: []string{"g"}}) // with its parent
+	pushed(t, from, to, push.Options{Sessions: []string{"g"}}) // with its parent
 	for fork, parent := range map[string]string{"f": "s1", "g": "s2"} {
 		if info, err := session(t, to, fork).Info(ctx); err != nil || info.Parent != parent {
 			t.Errorf("%s: parent %q, %v", fork, info.Parent, err)
@@ -154,16 +155,16 @@ func TestPU1_ANewForkSharesTheHistoryOfAParentThatIsThere(t *testing.T) {
 // An error in the middle takes nothing away from what is told of the sessions before.
 func TestPU3_WhatIsRefusedIsToldWithALaterError(t *testing.T) {
 	from, to := five(t)
-	push(t, from, to, turnstone.PushOptions{Sessions: []string{"s0"}})
+	pushed(t, from, to, push.Options{Sessions: []string{"s0"}})
 	for _, st := range []*turnstone.Store{from, to} {
 		commitTo(t, session(t, st, "s0"), turnstone.Commit{Expected: 1, Nodes: saying([]byte("more"))})
 	}
 	no := errors.New("no")
-	_, err := turnstone.Push(ctx, from, &peer{Peer: to, unbundle: func() error { return no }}, turnstone.PushOptions{All: true})
+	_, err := push.Sessions(ctx, from, &peer{Peer: to, unbundle: func() error { return no }}, push.Options{All: true})
 	if !errors.Is(err, no) || !errors.Is(err, turnstone.ErrDiverged) {
 		t.Error(err)
 	}
-	r, err := turnstone.Push(ctx, from, to, turnstone.PushOptions{Sessions: []string{"nobody", "s0", "s1"}})
+	r, err := push.Sessions(ctx, from, to, push.Options{Sessions: []string{"nobody", "s0", "s1"}})
 	if !errors.Is(err, turnstone.ErrSessionNotFound) || !errors.Is(err, turnstone.ErrDiverged) || len(r.Sessions) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -175,14 +176,14 @@ func TestPU3_BranchesGoToAndFroWithLargeParts(t *testing.T) {
 	_, b := onMemory(t, nil)
 	part := random(600_000, 1)
 	commitTo(t, create(t, a, turnstone.Request{ID: "s"}), turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"p": part}})
-	push(t, a, b, turnstone.PushOptions{All: true})
+	pushed(t, a, b, push.Options{All: true})
 	for i := range 4 {
 		for j, st := range []*turnstone.Store{a, b} {
 			part = append([]byte{byte(i), byte(j)}, part[2:]...)
 			commitTo(t, session(t, st, "s"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": part}})
 		}
-		push(t, a, b, turnstone.PushOptions{All: true, Branch: "of a"})
-		push(t, b, a, turnstone.PushOptions{All: true, Branch: "of b"})
+		pushed(t, a, b, push.Options{All: true, Branch: "of a"})
+		pushed(t, b, a, push.Options{All: true, Branch: "of b"})
 		if x, y := nodesOf(t, session(t, a, "s")), nodesOf(t, session(t, b, "s")); len(x) != len(y) || len(x) != 3+2*i {
 			t.Fatalf("%d nodes, and %d", len(x), len(y))
 		}
@@ -199,7 +200,7 @@ func TestPU3_ABranchComesFromWhatIsPrunedHere(t *testing.T) {
 	for i := range 3 {
 		commitTo(t, s, partOf(i))
 	}
-	push(t, from, to, turnstone.PushOptions{All: true})
+	pushed(t, from, to, push.Options{All: true})
 	ours := session(t, to, "s")
 	for i := range 4 {
 		commitTo(t, ours, turnstone.Commit{Expected: head.Revision(3 + i), Nodes: saying([]byte("ours")), Checkpoint: map[string][]byte{"p": random(5000, uint64(i))}})
@@ -209,7 +210,7 @@ func TestPU3_ABranchComesFromWhatIsPrunedHere(t *testing.T) {
 	vacuum(t, to)
 	commitTo(t, s, partOf(3))
 	want := endOf(t, s, 0)
-	r := push(t, from, to, turnstone.PushOptions{All: true, Branch: "theirs"})
+	r := pushed(t, from, to, push.Options{All: true, Branch: "theirs"})
 	if got := endOf(t, ours, r.Sessions[0].Branch); got.Leaf != want.Leaf || string(got.Parts["p"]) != string(want.Parts["p"]) {
 		t.Error("the branch ends elsewhere")
 	}

@@ -22,12 +22,13 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
+	"github.com/turnstonedb/turnstone/push"
 )
 
-// push pushes between two stores.
-func push(t *testing.T, from, to turnstone.Peer, o turnstone.PushOptions) *turnstone.PushReport {
+// pushed pushes between two stores.
+func pushed(t *testing.T, from, to push.Peer, o push.Options) *push.Report {
 	t.Helper()
-	r, err := turnstone.Push(ctx, from, to, o)
+	r, err := push.Sessions(ctx, from, to, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +36,9 @@ func push(t *testing.T, from, to turnstone.Peer, o turnstone.PushOptions) *turns
 }
 
 // pushAll pushes all sessions. Those that can't go on from what is pruned in the other store are made anew there.
-func pushAll(t *testing.T, from, to turnstone.Peer, there *turnstone.Store) *turnstone.PushReport {
+func pushAll(t *testing.T, from, to push.Peer, there *turnstone.Store) *push.Report {
 	t.Helper()
-	r, err := turnstone.Push(ctx, from, to, turnstone.PushOptions{All: true})
+	r, err := push.Sessions(ctx, from, to, push.Options{All: true})
 	var all interface{ Unwrap() []error }
 	if errors.As(err, &all) {
 		for _, err := range all.Unwrap() {
@@ -47,7 +48,7 @@ func pushAll(t *testing.T, from, to turnstone.Peer, there *turnstone.Store) *tur
 			}
 			remove(t, there, of.Session)
 		}
-		return push(t, from, to, turnstone.PushOptions{All: true})
+		return pushed(t, from, to, push.Options{All: true})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +56,7 @@ func pushAll(t *testing.T, from, to turnstone.Peer, there *turnstone.Store) *tur
 	return r
 }
 
-// sameHeads fails the test unless all sessions of from stand in to where they do in from.
+// sameHeads fails the test unless each session of one store has the same head in the other one.
 func sameHeads(t *testing.T, from, to *turnstone.Store) {
 	t.Helper()
 	for _, want := range infosOf(t, from) {
@@ -103,7 +104,7 @@ func TestPU1_APushRunsBesideCommitsAndMaintenance(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
 	})
 	for range testkit.Pick(30, 15, 5) {
-		if _, err := turnstone.Push(ctx, from, to, turnstone.PushOptions{All: true}); err != nil && !errors.Is(err, turnstone.ErrRevisionPruned) {
+		if _, err := push.Sessions(ctx, from, to, push.Options{All: true}); err != nil && !errors.Is(err, turnstone.ErrRevisionPruned) {
 			t.Error(err)
 		}
 	}
@@ -152,7 +153,7 @@ func TestPU2_ALargeSessionGoesOnInTheMiddle(t *testing.T) {
 	budget := func() (int64, int64) { bytes.Add(int64(size / 5)); return int64(size / 5), int64(size / 5) }
 	source, c := storetest.Behind(t, e, budget)
 	target, d := storetest.Behind(t, other, budget)
-	push(t, source, target, turnstone.PushOptions{All: true})
+	pushed(t, source, target, push.Options{All: true})
 	sameThere(t, from, to, false, "s")
 	if c.Cuts.Load() < 4 || d.Cuts.Load() < 4 {
 		t.Errorf("%d connections were cut, and %d", c.Cuts.Load(), d.Cuts.Load())
@@ -183,13 +184,13 @@ func TestPU1_APushBringsWhatIsMissing(t *testing.T) {
 				}
 				pushAll(t, from, to, to)
 				sameHeads(t, from, to)
-				if r := push(t, from, to, turnstone.PushOptions{All: true}); len(r.Sessions) > 0 || r.Same != len(ids(t, from)) || r.Bytes > 0 {
+				if r := pushed(t, from, to, push.Options{All: true}); len(r.Sessions) > 0 || r.Same != len(ids(t, from)) || r.Bytes > 0 {
 					t.Fatalf("a second push brought %+v of %d", r, len(ids(t, from)))
 				}
 				verify(t, to)
 			}
 			_, to = onMemory(t, nil)
-			push(t, from, to, turnstone.PushOptions{All: true})
+			pushed(t, from, to, push.Options{All: true})
 			sameThere(t, from, to, false, ids(t, from)...)
 		})
 	}
@@ -203,7 +204,7 @@ func apart(t *testing.T, seed uint64) (a, b *turnstone.Store, here, there *past)
 	for range 30 {
 		here.step()
 	}
-	push(t, a, b, turnstone.PushOptions{All: true})
+	pushed(t, a, b, push.Options{All: true})
 	there = &past{t: t, r: rand.New(rand.NewPCG(seed, 48)), st: b, ids: slices.Clone(here.ids), parts: maps.Clone(here.parts), n: 10_000}
 	return a, b, here, there
 }
@@ -255,7 +256,7 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 					from, err := ours.Info(ctx)
 					must(t, err)
 
-					_, err = turnstone.Push(ctx, b, a, turnstone.PushOptions{Sessions: []string{id}})
+					_, err = push.Sessions(ctx, b, a, push.Options{Sessions: []string{id}})
 					var diverged *turnstone.DivergedError
 					if !errors.As(err, &diverged) {
 						must(t, err) // It has not.
@@ -266,8 +267,8 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 					}
 					checkCommon(t, ours, theirs, diverged.Common)
 
-					pull := turnstone.PushOptions{Sessions: []string{id}, Branch: "theirs"}
-					r := push(t, b, a, pull)
+					pull := push.Options{Sessions: []string{id}, Branch: "theirs"}
+					r := pushed(t, b, a, pull)
 					kept := keptAs(t, ours, "theirs") // It may end there since an earlier push: commits without nodes don't come.
 					if n := len(r.Sessions); n+r.Same != 1 || n == 1 && (r.Sessions[0].From != from.Revision || r.Sessions[0].Branch != kept) {
 						t.Fatalf("%+v, kept %d", r, kept)
@@ -281,7 +282,7 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 					if got := endOf(t, ours, kept); !reflect.DeepEqual(got, other) {
 						t.Fatal("the branch does not end where the other one stands")
 					}
-					again := push(t, b, a, pull)
+					again := pushed(t, b, a, pull)
 					if n := keptAs(t, ours, "theirs"); len(again.Sessions) > 0 || again.Same != 1 || n != kept {
 						t.Fatalf("again: %+v, kept %d, and before %+v, kept %d", again, n, r, kept)
 					}

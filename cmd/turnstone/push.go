@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/push"
 )
 
 // tokenVariable names the environment variable with the token for a server: other users see the arguments of a command.
@@ -23,7 +24,7 @@ const tokenVariable = "TURNSTONE_TOKEN"
 
 // A pushing is what `turnstone push` and `turnstone pull` are told to do.
 type pushing struct {
-	turnstone.PushOptions
+	push.Options
 	asLines       bool
 	since         age
 	namespace, ca string // of the other store
@@ -125,11 +126,11 @@ func (a *app) clone() *cobra.Command {
 
 // A side is a store that is pushed from or to: that of an *app, or one behind a server.
 type side interface {
-	peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) error
+	peer(ctx context.Context, mustExist bool, f func(push.Peer) error) error
 }
 
 // peer calls f with the store.
-func (a *app) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) error {
+func (a *app) peer(ctx context.Context, mustExist bool, f func(push.Peer) error) error {
 	return a.with(ctx, mustExist, func(st *turnstone.Store) error { return f(st) })
 }
 
@@ -155,7 +156,7 @@ type remote struct {
 	p       *pushing
 }
 
-func (r *remote) peer(ctx context.Context, mustExist bool, f func(turnstone.Peer) error) (err error) {
+func (r *remote) peer(ctx context.Context, mustExist bool, f func(push.Peer) error) (err error) {
 	// A server that is away, or loses a connection, is asked again for as long as a store that is not free.
 	patience := min(max(r.a.wait, 100*time.Millisecond), 30*time.Second)
 	o := &client.Options{Token: os.Getenv(tokenVariable), Namespace: r.p.namespace, MustExist: mustExist, Patience: patience}
@@ -199,13 +200,13 @@ func (p *pushing) run(cmd *cobra.Command, from, to side, outward bool) error {
 			out.err = asJSON(out.w, s)
 		}
 	}
-	r := &turnstone.PushReport{}
-	err := from.peer(ctx, true, func(source turnstone.Peer) error {
+	r := &push.Report{}
+	err := from.peer(ctx, true, func(source push.Peer) error {
 		if some, err := p.any(ctx, source); err != nil || !some {
 			return err // before a store is made
 		}
-		return to.peer(ctx, false, func(target turnstone.Peer) (err error) {
-			r, err = turnstone.Push(ctx, source, target, p.PushOptions)
+		return to.peer(ctx, false, func(target push.Peer) (err error) {
+			r, err = push.Sessions(ctx, source, target, p.Options)
 			return err
 		})
 	})
@@ -229,7 +230,7 @@ type pushed struct {
 }
 
 // any reports whether there is any session to push, and fails if none of those that are named exists.
-func (p *pushing) any(ctx context.Context, source turnstone.Peer) (bool, error) {
+func (p *pushing) any(ctx context.Context, source push.Peer) (bool, error) {
 	if len(p.Sessions) == 0 {
 		page, err := source.List(ctx, turnstone.ListOptions{Group: p.Group, Limit: 1})
 		return len(page.Sessions) > 0, err

@@ -83,7 +83,7 @@ func (c *Cutter) pass(in net.Conn) {
 	both.Wait()
 }
 
-// Often is a budget that cuts half of all connections, anywhere in the first requests and answers.
+// Often is a budget for a Cutter. Half of all connections end with it, somewhere in their first 3,000 bytes.
 func Often() (up, down int64) {
 	switch rand.IntN(4) {
 	case 0:

@@ -80,9 +80,16 @@ func Behind(t *testing.T, e engine.Engine, budget func() (up, down int64)) (*cli
 // serve serves the store on an engine, and returns the path of the socket.
 func serve(t *testing.T, e engine.Engine) (path string) {
 	t.Helper()
-	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+	return Serve(t, e, server.Options{})
+}
+
+// Serve serves the store on an engine, and returns the path of the socket. It sets Options.Open.
+func Serve(t *testing.T, e engine.Engine, o server.Options) (path string) {
+	t.Helper()
+	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace, MustExist: mustExist})
-	}})
+	}
+	s, err := server.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// How sessions go from one store to another. It is what Push of the Go library does.
+// How sessions go from one store to another. It does what package push of the Go library does.
 
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Client } from "./client.ts";

@@ -1,4 +1,4 @@
-"""How sessions go from one store to another: steps that either client makes. It is what Push of the Go library does."""
+"""How sessions go from one store to another: steps that either client makes. It does what package push of the Go library does."""
 
 from __future__ import annotations
 
