@@ -17,8 +17,8 @@ import (
 // Bundled names a session to write to a bundle.
 type Bundled struct {
 	ID string `json:"id"`
-	// Since is a revision that the store has which the bundle is for: the bundle has only what came after it. Zero is
-	// all of the session.
+	// Since is a revision that the store has which the bundle is for: the bundle has only what came after it. With
+	// RevisionZero that store has the session before its first commit, and with zero it does not have it.
 	Since head.Revision `json:"since,omitzero"`
 }
 
@@ -54,7 +54,7 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 		if err := errors.Join(checkSessionID(from.ID), checkRevision("bundle", "Since", from.Since)); err != nil {
 			return nil, err
 		}
-		sources[i] = bundle.Source{ID: from.ID, Since: from.Since}
+		sources[i] = bundle.Source{ID: from.ID, Since: from.Since, There: from.Since > 0}
 		if from.Since == RevisionZero {
 			sources[i].Since = 0
 		}
@@ -283,7 +283,7 @@ type Standing struct {
 	ID      string        `json:"id"`
 	Genesis head.CommitID `json:"genesis"` // the same in all stores that the session was brought to
 	Point                 // where it stands: before the first commit, Commit is the genesis
-	Parent  string        `json:"parent,omitempty"` // of an attached fork: the id of its parent, if that has not been deleted
+	Parent  string        `json:"parent,omitempty"` // of a fork: the id of its parent, if that has not been deleted
 	// Rest stands for metadata, records, tombstones and kept revisions: where they are the same, Rest is.
 	Rest string          `json:"rest"`
 	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head, and the genesis for 0
@@ -339,7 +339,9 @@ func (s *Store) standing(ctx context.Context, q *StandingQuery) (*Standing, erro
 		if err != nil {
 			return nil, err
 		}
-		out.Parent = parent.ID()
+		if parent != nil {
+			out.Parent = parent.ID()
+		}
 	}
 	return out, nil
 }

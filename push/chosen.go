@@ -25,33 +25,29 @@ func (p *pushing) chosen(ctx context.Context) (ids []string, missing []error, er
 	case len(o.Sessions) > 0:
 		return p.named(ctx)
 	}
-	all, err := p.listed(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range all {
-		ids = append(ids, all[i].id)
-	}
-	return ids, nil, nil
+	ids, err = List(ctx, p.from, o.Group, o.ChangedSince)
+	return ids, nil, err
 }
 
-// A listed is a session in a list.
-type listed struct {
-	id      string
-	created time.Time
-}
-
-// listed returns the sessions of the group, or all, the oldest first. A session that is updated meanwhile moves to the
-// front of the list, which may be behind the reader: so the front is read again until there is nothing new.
-func (p *pushing) listed(ctx context.Context) (all []listed, err error) {
+// List returns the ids of the sessions of a group and of the groups below it, or with no group of all, that were updated
+// at a time or later. The oldest come first, so parents come before their forks. It misses none that was there when it
+// began.
+func List(ctx context.Context, of Peer, group string, since time.Time) ([]string, error) {
+	type listed struct {
+		id      string
+		created time.Time
+	}
+	var all []listed
 	seen := map[string]bool{}
-	since, limit := p.o.ChangedSince, turnstone.MaxPage
+	limit := turnstone.MaxPage
+	// A session that is updated meanwhile moves to the front of the list, which may be behind the reader: so the front is
+	// read again until there is nothing new.
 	for more := 1; more > 0; limit = 50 {
 		newest := since
 		before := len(all)
-		o := turnstone.ListOptions{Group: p.o.Group, Limit: limit}
+		o := turnstone.ListOptions{Group: group, Limit: limit}
 		for page := true; page; page = o.After != "" {
-			got, err := p.from.List(ctx, o)
+			got, err := of.List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
@@ -75,7 +71,11 @@ func (p *pushing) listed(ctx context.Context) (all []listed, err error) {
 		since = newest
 	}
 	slices.SortStableFunc(all, func(a, b listed) int { return a.created.Compare(b.created) })
-	return all, nil
+	ids := make([]string, len(all))
+	for i := range all {
+		ids[i] = all[i].id
+	}
+	return ids, nil
 }
 
 // named is chosen for sessions that are named.

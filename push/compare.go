@@ -1,6 +1,7 @@
 package push
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ func (p *pushing) compare(ctx context.Context, ids []string, parents bool) (l la
 	for _, id := range missing {
 		if pair := pairs[id]; pair.here != nil && pair.there != nil {
 			if since, _, err := p.lacks(ctx, pair); err == nil {
-				l.of = append(l.of, turnstone.Bundled{ID: id, Since: since})
+				l.of = append(l.of, turnstone.Bundled{ID: id, Since: cmp.Or(since, turnstone.RevisionZero)})
 			}
 		}
 	}
@@ -69,6 +70,9 @@ func (p *pushing) add(ctx context.Context, l *lacking, pair pair) error {
 	case err != nil:
 		return err
 	case lacks:
+		if pair.there != nil {
+			since = cmp.Or(since, turnstone.RevisionZero)
+		}
 		l.of = append(l.of, turnstone.Bundled{ID: pair.here.ID, Since: since})
 	case tried: // An attempt that failed in the end has brought it.
 		before.To, before.Changed = pair.there.Revision, true

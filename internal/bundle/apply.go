@@ -227,6 +227,9 @@ func (a *applier) originOf(in *incoming) (*head.Origin, error) {
 			Incarnation: c.Incarnation(), Revision: c.End().Revision, Commit: c.End().Commit, Node: o.Node(),
 		}}
 	}
+	if in.parent > 0 { // It shares nothing of the parent, not even tombstones.
+		out.Ancestors = append(out.Ancestors, head.Ancestor{Incarnation: a.sections[in.parent-1].target.Inc, Node: o.Node()})
+	}
 	return out, nil
 }
 

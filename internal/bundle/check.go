@@ -95,7 +95,7 @@ func (c *checker) relatives() error {
 			return malformed("fork of %q with other ancestors", p.about.ID)
 		}
 	}
-	if a := in.own(); a.Revision == 0 || a.Revision > p.end.last.Revision || a.Epoch > p.epoch {
+	if a := in.own(); a.Revision > p.end.last.Revision || a.Epoch > p.epoch {
 		return malformed("fork of %q at revision %d of %d, epoch %d of %d", p.about.ID, a.Revision, p.end.last.Revision, a.Epoch, p.epoch)
 	}
 	return nil

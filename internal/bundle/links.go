@@ -172,6 +172,12 @@ func (l *linker) begin(ctx context.Context) error {
 // leaves checks that the parent has the commit at which the fork leaves it.
 func (l *linker) leaves(ctx context.Context) error {
 	a, p := l.in.own(), l.sections[l.in.parent-1]
+	if a.Revision == 0 {
+		if a.Nodes > 0 || !a.Commit.IsZero() && a.Commit != p.genesis {
+			return malformed("a part of what its parent was before the first commit")
+		}
+		return nil
+	}
 	if got, ok := l.left[revisionOf{l.in.parent - 1, a.Revision}]; ok {
 		if got.commit != a.Commit || a.Nodes > got.nodes {
 			return fmt.Errorf("%w: the parent has another commit %d", damage.ErrHash, a.Revision)

@@ -20,6 +20,7 @@ type source struct {
 	life   *head.Life
 	record []byte // of life
 	since  head.State
+	there  bool // Source.There
 	hidden *history.Tombstones // what it does not show
 
 	parent  *source    // in the bundle, of which it is an attached fork that inherits from it
@@ -44,7 +45,7 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 	if from.Since > state.Head.Revision {
 		return nil, fmt.Errorf("%w: revision %d of session %q, which is at %d", history.ErrRevisionNotFound, from.Since, from.ID, state.Head.Revision)
 	}
-	s := &source{Session: opened, current: map[string]head.Part{}, needs: map[partSet]bool{}}
+	s := &source{Session: opened, there: from.There, current: map[string]head.Part{}, needs: map[partSet]bool{}}
 	for steady := false; !steady; {
 		if steady, err = b.readLife(ctx, s); err != nil {
 			return nil, err
@@ -129,7 +130,7 @@ func (b *writer) unlessChanged(ctx context.Context, s *source, err error) error 
 	return err
 }
 
-// inheritsFrom reports whether a fork inherits what its parent p inherits, and a part of the history of p.
+// inheritsFrom reports whether a fork inherits what its parent p inherits, and a part of the history of p, or nothing.
 func (s *source) inheritsFrom(p *source) bool {
 	of := s.Origin.Ancestors
 	own := of[len(of)-1]
@@ -137,7 +138,7 @@ func (s *source) inheritsFrom(p *source) bool {
 	if p.Origin != nil {
 		inherits = p.Origin.Ancestors
 	}
-	return own.Revision > 0 && own.Revision <= p.head.Revision && slices.Equal(of[:len(of)-1], inherits)
+	return own.Revision <= p.head.Revision && slices.Equal(of[:len(of)-1], inherits)
 }
 
 // shows reports whether s shows a node at a place of p.

@@ -19,7 +19,7 @@ import (
 type Standing struct {
 	Genesis head.CommitID
 	Head    Point
-	Parent  head.Incarnation // of an attached fork, else zero
+	Parent  head.Incarnation // of a fork, else zero
 	Rest    [codec.HashSize]byte
 	At      []head.CommitID // at the revisions that were asked for; zero beyond the head
 }
@@ -49,9 +49,7 @@ func StandingOf(ctx context.Context, st history.Store, id string, at []head.Revi
 		if err != nil {
 			return nil, err
 		}
-		if s.Origin != nil && len(s.Origin.Ancestors) > 0 {
-			out.Parent = about.Parent
-		}
+		out.Parent = about.Parent
 		out.Rest, err = b.rest(ctx, l, about)
 		return out, err
 	})

@@ -25,6 +25,7 @@ type Source struct {
 	ID string
 	// Since is a revision that the other side has: only what comes after it is written.
 	Since head.Revision
+	There bool // The other side has the session, be it before its first commit.
 }
 
 // A Written says what Write has written.
@@ -87,6 +88,7 @@ type inherited struct {
 func (b *writer) open(ctx context.Context, of []Source) error {
 	by := map[head.Incarnation]*source{}
 	var opened []*source
+	parents := map[*source]head.Incarnation{}
 	for _, from := range of {
 		s, err := b.openSource(ctx, from)
 		if err != nil {
@@ -95,31 +97,44 @@ func (b *writer) open(ctx context.Context, of []Source) error {
 		if by[s.Inc] != nil {
 			return history.NewInvalid("bundle", "session %q twice", from.ID)
 		}
-		by[s.Inc] = s
+		about, err := b.about(ctx, s)
+		if err != nil {
+			return err
+		}
+		by[s.Inc], parents[s] = s, about.Parent
 		opened = append(opened, s)
 	}
 	placed := map[*source]bool{}
-	var place func(s *source)
-	place = func(s *source) {
+	var place func(s *source) error
+	place = func(s *source) error {
 		if placed[s] {
-			return
+			return nil
 		}
 		placed[s] = true
-		if o := s.Origin; o != nil && len(o.Ancestors) > 0 {
-			if p := by[o.Ancestors[len(o.Ancestors)-1].Incarnation]; p != nil {
-				place(p)
-				if s.inheritsFrom(p) {
-					s.parent = p
-				}
+		p := by[parents[s]]
+		if p != nil {
+			if err := place(p); err != nil {
+				return err
 			}
-			if s.parent == nil && s.since.Revision == 0 {
+		}
+		if o := s.Origin; o != nil && len(o.Ancestors) > 0 {
+			follows, err := b.follows(ctx, s, p)
+			switch {
+			case err != nil:
+				return err
+			case follows:
+				s.parent = p
+			case s.since.Revision == 0:
 				s.copied = b.copyFor(o.Ancestors)
 			}
 		}
 		b.sources = append(b.sources, s)
+		return nil
 	}
 	for _, s := range opened {
-		place(s)
+		if err := place(s); err != nil {
+			return err
+		}
 	}
 	for _, s := range b.sources {
 		for at := s; at != nil; at = at.parent {
@@ -129,6 +144,22 @@ func (b *writer) open(ctx context.Context, of []Source) error {
 		}
 	}
 	return nil
+}
+
+// follows reports whether a fork shares what it inherits with its parent p, if p is in the bundle. Where the parent is
+// already, it must hide the same nodes as when the fork was made, and what is pruned is a matter of each store.
+func (b *writer) follows(ctx context.Context, s, p *source) (bool, error) {
+	if p == nil || !s.inheritsFrom(p) {
+		return false, nil
+	}
+	if s.since.Revision > 0 || !p.there {
+		return true, nil
+	}
+	seen := s.Origin.Ancestors[len(s.Origin.Ancestors)-1].Epoch
+	stones, err := b.stonesOf(ctx, p.Inc)
+	return !slices.ContainsFunc(stones, func(t commit.Stone) bool {
+		return t.Pruned || t.Epoch > seen && t.Epoch <= p.life.Epoch
+	}), err
 }
 
 // copyFor returns the copy of what some ancestors share.
