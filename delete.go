@@ -3,11 +3,16 @@ package turnstone
 import (
 	"context"
 	"errors"
+	"iter"
+	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // A ChildPolicy says what Delete does with the children of a session.
@@ -144,7 +149,7 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 		return nil, err
 	}
 	var v *gc.VacuumReport
-	run := gc.Eraser{Store: s.store.histories, Collector: s.store.collector()}
+	run := gc.Eraser{Store: s.store.histories, Collector: s.store.collector(), Now: s.store.now}
 	r, err := run.Nodes(ctx, s.session, ids,
 		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
 		func(ctx context.Context) (err error) {
@@ -152,4 +157,46 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 			return err
 		})
 	return erasure(v, r), err
+}
+
+// An Erased is a session that was erased, or a node of one. Nothing in it tells what that was.
+type Erased struct {
+	Genesis head.CommitID `json:"genesis"`       // of the session: see Standing
+	Node    graph.ID      `json:"node,omitzero"` // of a node; else zero
+	Time    time.Time     `json:"time"`          // when it was erased last
+}
+
+// Erasures yields what Store.Erase and Session.Erase have erased in this store, in no order of time. The store keeps
+// that, so that who restores a backup of an earlier time does not bring it back.
+func (s *Store) Erasures(ctx context.Context) iter.Seq2[Erased, error] {
+	return func(yield func(Erased, error) bool) {
+		_, err := s.usable(ctx)
+		if err == nil {
+			err = s.erasures(ctx, func(e Erased) bool { return yield(e, nil) })
+		}
+		if !errors.Is(err, errEnough) && err != nil {
+			yield(Erased{}, public(err))
+		}
+	}
+}
+
+func (s *Store) erasures(ctx context.Context, yield func(Erased) bool) error {
+	for p, err := range s.engine.Scan(ctx, s.space.All(keys.Erased)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := s.space.Fields(p.Key)
+		if !ok {
+			return codec.Corrupt(damage.ErrMalformed, "erasure at key %x", p.Key)
+		}
+		at, err := head.DecodeErased(p.Key, p.Value)
+		if err != nil {
+			return codec.Corrupt(err, "erasure at key %x", p.Key)
+		}
+		genesis, node := keys.ErasedFields(fields)
+		if !yield(Erased{Genesis: genesis, Node: node, Time: at}) {
+			return errEnough
+		}
+	}
+	return nil
 }

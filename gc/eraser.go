@@ -1,6 +1,6 @@
 // An erasure has three steps. First it reads which incarnations and blobs to remove. Then it
 // calls the functions that the caller passed: one deletes the session or tombstones the nodes,
-// the other vacuums. Finally it looks for content that is still stored. Content is rightly still
+// the other vacuums. Between them it notes what is erased. Finally it looks for content that is still stored. Content is rightly still
 // there for two reasons:
 //
 //   - A fork, or the session that was forked, still shows the content.
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/feed"
@@ -72,11 +73,22 @@ func (s Eraser) Session(ctx context.Context, id string, cascade bool, remove fun
 	if err != nil {
 		return nil, err
 	}
+	notes, err := s.notesOf(ctx, incs)
+	if err != nil {
+		return nil, err
+	}
 	deleted, err := remove(ctx, incs[0])
 	if err != nil {
 		return nil, err
 	}
 	removed := history.Change{Partly: true}
+	more, err := s.notesOf(ctx, slices.DeleteFunc(slices.Clone(deleted), func(inc head.Incarnation) bool { return slices.Contains(incs, inc) }))
+	if err == nil {
+		err = s.note(ctx, append(notes, more...))
+	}
+	if err != nil {
+		return nil, removed.Result(err)
+	}
 	erased.Incarnations = append(erased.Incarnations, deleted...)
 	if err := feed.Forget(ctx, s.Store, erased, s.Now()); err != nil {
 		return nil, removed.Result(err)
@@ -96,6 +108,34 @@ func (s Eraser) Session(ctx context.Context, id string, cascade bool, remove fun
 		err = s.checkRemoved(ctx, id, incs, unfinished)
 	}
 	return r, removed.Result(err)
+}
+
+// notesOf returns the keys of the records that sessions are erased.
+func (s Eraser) notesOf(ctx context.Context, incs []head.Incarnation) (out [][]byte, _ error) {
+	for _, inc := range incs {
+		origin, err := s.Origin(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s.Space.Erased(head.Genesis(inc, origin), graph.ID{}))
+	}
+	return out, nil
+}
+
+// note stores records of an erasure, so that what was erased does not come back with a backup.
+func (s Eraser) note(ctx context.Context, notes [][]byte) error {
+	const together = 1000 // records of a batch
+	at := s.Now()
+	for some := range slices.Chunk(notes, together) {
+		b := &engine.Batch{Reclaim: true}
+		for _, key := range some {
+			b.Set(key, head.EncodeErased(key, at))
+		}
+		if err := history.Settle(ctx, s.Engine, func(c *history.Change) error { return c.Apply(ctx, b) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // idsOf returns the incarnations with the ids that they have, and that of the erased session, as it may be deleted
@@ -135,6 +175,14 @@ func (s Eraser) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, 
 		return nil, err
 	}
 	removed := history.Change{Partly: true}
+	genesis := head.Genesis(of.Inc, of.Origin)
+	notes := make([][]byte, len(ids))
+	for i, id := range ids {
+		notes[i] = s.Space.Erased(genesis, id)
+	}
+	if err := s.note(ctx, notes); err != nil {
+		return nil, removed.Result(err)
+	}
 	if err := vacuum(ctx); err != nil {
 		return nil, removed.Result(err)
 	}

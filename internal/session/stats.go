@@ -35,7 +35,7 @@ type Stats struct {
 
 // recordKinds says under which name Stats.ByKind counts the records of a letter.
 var recordKinds = map[byte]string{
-	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.Forgotten: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
+	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.Forgotten: "sessions", keys.Erased: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Entry: "sessions", keys.Place: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Segment:    "history",
 	keys.Record:     "records",

@@ -17,7 +17,7 @@ import (
 var recordNames = map[byte]string{
 	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Copying: "note of the last copy", keys.Scrub: "scrub record",
 	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
-	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Count: "number of edges",
+	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Erased: "erasure", keys.Count: "number of edges",
 	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
 	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Forgotten: "forgotten predecessors", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
