@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -90,6 +91,10 @@ var varying = []struct {
 	{regexp.MustCompile(`(, before )[\d.]+ .?B`), "${1}61 kB"},
 	{regexp.MustCompile(`( allocated).*`), "${1}"},
 	{regexp.MustCompile(`(sessions? came, )[1-9][\d.]* k?B`), "${1}1.6 kB"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(  (?:new generation, )?run| to|  \d+ run|;)`), "2026-04-01 09:30:00$1"},
+	{regexp.MustCompile(`( to )\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(  \d+ run)`), "${1}2026-04-01 09:30:00$2"},
+	{regexp.MustCompile(`(gone, )[1-9][\d.]* k?B`), "${1}1.6 kB"},
+	{regexp.MustCompile(`(bundles?, )[1-9][\d.]* k?B`), "${1}1.6 kB"},
 	{regexp.MustCompile(`(calls waited for )\S+`), "${1}2ms"},
 }
 
@@ -133,6 +138,9 @@ escape sequences in stored data are made visible before they reach a terminal.
 		for _, c := range root.Commands() {
 			if c.GroupID == g.ID {
 				a.document(t, &doc, c)
+				for _, below := range c.Commands() {
+					a.document(t, &doc, below)
+				}
 			}
 		}
 	}
@@ -168,7 +176,11 @@ func (a *app) document(t *testing.T, doc *strings.Builder, c *cobra.Command) {
 	if strings.Contains(long, "\n  ") {
 		long = "```\n" + long + "\n```"
 	}
-	fmt.Fprintf(doc, "\n### `turnstone %s`\n\n%s\n", c.Use, long)
+	name := c.Use
+	if group := c.Parent(); group.HasParent() {
+		name = group.Name() + " " + name
+	}
+	fmt.Fprintf(doc, "\n### `turnstone %s`\n\n%s\n", name, long)
 	if flags := c.LocalNonPersistentFlags().FlagUsagesWrapped(100); flags != "" {
 		fmt.Fprintf(doc, "\n```\n%s```\n", flags)
 	}
@@ -229,6 +241,10 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"bundle", "the report", turnstone.BundleReport{}, "; with -o only"},
 		{"unbundle", "a session", turnstone.Unbundled{}, ""},
 		{"push, pull, clone", "a session that came", turnstone.Unbundled{}, "; the last line has same, the sessions that had all already, and bytes, those that were sent"},
+		{"backup", "the report", backup.Report{}, "; with --every, one for each backup that has something new"},
+		{"backup list", "a generation", backup.Generation{}, ""},
+		{"backup verify", "the result", verifiedBackup{}, ""},
+		{"restore", "the report", backup.Restored{}, ""},
 		{"copy", "the report", turnstone.CopyReport{}, ""},
 		{"move", "the report", moved{}, ""},
 	} {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/damage"
@@ -94,10 +95,12 @@ func exitCode(err error) int {
 		return exitInterrupted
 	case errors.As(err, &usage), !inFile && (of(turnstone.ErrInvalid) || of(turnstone.ErrLimit) || of(open.ErrURL) || of(client.ErrAddress) || of(engine.ErrReadOnly) || of(shared.ErrNoMove)):
 		return exitUsage
-	case of(errDamaged), of(damage.ErrDamaged), of(engine.ErrCorrupt):
+	case of(errDamaged), of(damage.ErrDamaged), of(engine.ErrCorrupt), of(backup.ErrTarget):
 		return exitDamaged
-	case of(engine.ErrMoved):
+	case of(engine.ErrMoved), of(backup.ErrNoBackup):
 		return exitNotFound
+	case of(backup.ErrOther):
+		return exitConflict
 	case of(engine.ErrNoSpace), of(engine.ErrClosed): // whatever else they say
 		return exitFailed
 	}
@@ -179,6 +182,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Look", []*cobra.Command{a.sessions(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
+		{"Keep", []*cobra.Command{a.backup(), a.restore()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
@@ -186,6 +190,9 @@ func (a *app) addCommands(root *cobra.Command) {
 		for _, c := range g.commands {
 			c.GroupID = g.title
 			a.mistakes(c)
+			for _, below := range c.Commands() {
+				a.mistakes(below)
+			}
 			root.AddCommand(c)
 		}
 	}
