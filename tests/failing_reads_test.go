@@ -142,6 +142,13 @@ func (on *target) invoke(ctx context.Context, name string) (text string, err err
 				}
 				told = append(told, e)
 			}
+		case iter.Seq2[turnstone.Erased, error]:
+			for e, eerr := range v {
+				if err = eerr; err == nil {
+					told = append(told, e)
+				}
+				break
+			}
 		case iter.Seq2[turnstone.Change, error]:
 			for c, cerr := range v {
 				if err = cerr; err == nil {

@@ -21,7 +21,7 @@ var layers = []string{
 	"internal/pgtest", "damage", "internal/codec", "internal/keys",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest",
-	"", "lease", "queue", "draft", "effect", "push", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
+	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
 	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
 
@@ -60,6 +60,8 @@ var may = map[string][]string{
 	"draft":                      {""},
 	"effect":                     {"engine", ""},
 	"push":                       {"engine", "head", ""},
+	"backup":                     {"engine", "engine/memory", "engine/pebble", "damage", "graph", "head", "", "push"},
+	"backup/bucket":              {"", "backup"},
 	"persistencetest":            {"internal/testkit", "blob", "graph", "head", "gc", "", "lease", "queue", "draft", "effect"},
 	"transcript":                 {"blob", "graph", "head", ""},
 	"internal/wire":              {"engine", "damage", "internal/codec", "blob", "graph", "head", "gc", "", "transcript"},

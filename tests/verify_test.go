@@ -24,7 +24,7 @@ import (
 
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
-	'A': "store record", 'C': "note of the last copy", 'S': "scrub record", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob",
+	'A': "store record", 'C': "note of the last copy", 'S': "scrub record", 'D': "detached blob", 'E': "erasure", 'G': "candidate", 'a': "metadata", 'b': "blob",
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
 	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'W': "forgotten", 'x': "upload", 'y': "index", 'z': "bookmark",
@@ -191,6 +191,8 @@ func (s *table) harmless(p engine.Pair) string {
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
 	case letter == keys.Scrub:
 		return "the scrub record: the next scrub begins anew"
+	case letter == keys.Erased:
+		return "the note of an erasure: nothing else in the store knows of it"
 	case letter == keys.Record && fields[16] == '.':
 		return "a record in no list: nothing else says that it was there"
 	case letter == keys.Pending:

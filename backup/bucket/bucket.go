@@ -46,6 +46,10 @@ func Open(ctx context.Context, address string) (backup.Target, io.Closer, error)
 	}
 	prefix := strings.Trim(u.Path, "/")
 	u.Path = ""
+	if q := u.Query(); u.Scheme == "s3" && !q.Has("response_checksum_validation") {
+		q.Set("response_checksum_validation", "when_required") // What is read has hashes of its own.
+		u.RawQuery = q.Encode()
+	}
 	b, err := blob.OpenBucket(ctx, u.String())
 	if err != nil {
 		return nil, nil, err

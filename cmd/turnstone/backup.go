@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -162,7 +162,7 @@ func (a *app) backupVerify() *cobra.Command {
 				}
 				p := printer{w: cmd.OutOrStdout()}
 				if asLines {
-					line := verifiedBackup{Verified: v}
+					line := verifiedBackup{Verified: *v}
 					for _, problem := range v.Problems {
 						line.Problems = append(line.Problems, problem.Error())
 					}
@@ -180,14 +180,14 @@ func (a *app) backupVerify() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&dir, "temp", os.TempDir(), "where to put what does not fit into memory")
+	c.Flags().StringVar(&dir, "temp", "", "the directory for what does not fit into memory; default that of the system")
 	jsonFlag(c, &asLines)
 	return c
 }
 
 // verifiedBackup is the line of JSON about a backup that was verified.
 type verifiedBackup struct {
-	*backup.Verified
+	backup.Verified
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -255,7 +255,9 @@ func (a *app) restore() *cobra.Command {
 				}
 			}
 			return withTarget(cmd.Context(), args[0], func(from backup.Target) error {
-				if all, err := backup.Generations(cmd.Context(), from); err == nil && len(all) == 0 {
+				all, err := backup.Generations(cmd.Context(), from)
+				reaches := func(g backup.Generation) bool { return g.Complete > 0 && (o.At.IsZero() || !g.First.After(o.At)) }
+				if err == nil && !slices.ContainsFunc(all, reaches) {
 					return backup.ErrNoBackup // before a store is made
 				}
 				return target.peer(cmd.Context(), false, func(st push.Peer) error {
@@ -278,7 +280,7 @@ func (a *app) restore() *cobra.Command {
 	c.Flags().StringVar(&to, "to", "", "restore to this store or server")
 	c.Flags().StringVar(&p.namespace, "namespace", "", "the namespace of the store that --to names")
 	c.Flags().StringVar(&p.ca, "ca", "", "file of the certificates of the authority that has signed the server's, in PEM")
-	c.Flags().StringVar(&o.Dir, "temp", os.TempDir(), "where to put what does not fit into memory")
+	c.Flags().StringVar(&o.Dir, "temp", "", "the directory for what does not fit into memory; default that of the system")
 	jsonFlag(c, &asLines)
 	return c
 }

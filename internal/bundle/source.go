@@ -20,7 +20,7 @@ type source struct {
 	life   *head.Life
 	record []byte // of life
 	since  head.State
-	there  bool // Source.There
+	there  bool                // Source.There
 	hidden *history.Tombstones // what it does not show
 
 	parent  *source    // in the bundle, of which it is an attached fork that inherits from it

@@ -12,7 +12,7 @@ import (
 
 // A Cutter is a proxy that cuts connections off.
 type Cutter struct {
-	To     string                  // the path of the socket of a server
+	To     string                  // a server: the path of its socket, or HOST:PORT
 	Budget func() (up, down int64) // bytes of a connection in each direction; negative is as many as there are
 	Cuts   atomic.Int64            // connections that were cut, once for each direction
 	Open   atomic.Int64            // connections
@@ -39,6 +39,22 @@ func (c *Cutter) Listen(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.accept(t, l)
+	return path
+}
+
+// ListenTCP makes c listen at a port of this machine, and returns HOST:PORT.
+func (c *Cutter) ListenTCP(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.accept(t, l)
+	return l.Addr().String()
+}
+
+func (c *Cutter) accept(t *testing.T, l net.Listener) {
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -49,7 +65,6 @@ func (c *Cutter) Listen(t *testing.T) string {
 			go c.pass(in)
 		}
 	}()
-	return path
 }
 
 func (c *Cutter) pass(in net.Conn) {
@@ -57,7 +72,11 @@ func (c *Cutter) pass(in net.Conn) {
 	if c.Away.Load() {
 		return
 	}
-	out, err := net.Dial("unix", c.To)
+	network := "unix"
+	if _, _, err := net.SplitHostPort(c.To); err == nil {
+		network = "tcp"
+	}
+	out, err := net.Dial(network, c.To)
 	if err != nil {
 		return
 	}
