@@ -1,6 +1,7 @@
 package turnstone
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -20,6 +21,8 @@ type Bundled struct {
 	// Since is a revision that the store has which the bundle is for: the bundle has only what came after it. With
 	// RevisionZero that store has the session before its first commit, and with zero it does not have it.
 	Since head.Revision `json:"since,omitzero"`
+	// Incarnation, if set, is that of the session: if another one has the id, the error matches ErrSessionDeleted.
+	Incarnation string `json:"incarnation,omitempty"`
 }
 
 // A BundleReport says what Bundle has written.
@@ -54,7 +57,11 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 		if err := errors.Join(checkSessionID(from.ID), checkRevision("bundle", "Since", from.Since)); err != nil {
 			return nil, err
 		}
-		sources[i] = bundle.Source{ID: from.ID, Since: from.Since, There: from.Since > 0}
+		inc, err := parseIncarnation(from.Incarnation)
+		if err != nil {
+			return nil, err
+		}
+		sources[i] = bundle.Source{ID: from.ID, Inc: inc, Since: from.Since, There: from.Since > 0}
 		if from.Since == RevisionZero {
 			sources[i].Since = 0
 		}
@@ -69,6 +76,9 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 type UnbundleOptions struct {
 	// As is the id that the session gets here, if the bundle has only one. Default: the one that it has in the bundle.
 	As string
+	// IDs are the ids that sessions get here, by those that they have in the bundle. The others keep theirs. It is not for
+	// use with As.
+	IDs map[string]string
 	// Branch, if set, keeps both if the only session of the bundle has diverged from the one here: what that has got
 	// elsewhere becomes a branch of it, whose end is kept under this name. Its nodes have their ids, and their commits are
 	// new ones, with usage and labels, as of now. At the revision that is kept, leaf and checkpoint are those of the other
@@ -124,6 +134,9 @@ func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 			return nil, err
 		}
 	}
+	if o.As != "" && len(o.IDs) > 0 {
+		return nil, invalid("options", "As and IDs are both set")
+	}
 	c := checker{of: "kept revision"}
 	c.text("name", o.Branch, 0, MaxLabel)
 	if c.err != nil {
@@ -136,7 +149,7 @@ func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 
 func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
 	received, err := bundle.Read(ctx, s.lifecycle, r, bundle.Options{
-		As: o.As, Branch: o.Branch, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
+		ID: func(id string) string { return cmp.Or(o.As, o.IDs[id], id) }, Branch: o.Branch, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
 		CheckAbout: func(a *head.About) error {
 			_, err := CheckMetadata(a.Metadata)
 			return err
@@ -280,10 +293,13 @@ const MaxStandingAt = 64
 
 // A Standing says where a session stands, so that who has the Standings of two stores knows what one of them lacks.
 type Standing struct {
-	ID      string        `json:"id"`
-	Genesis head.CommitID `json:"genesis"` // the same in all stores that the session was brought to
-	Point                 // where it stands: before the first commit, Commit is the genesis
-	Parent  string        `json:"parent,omitempty"` // of a fork: the id of its parent, if that has not been deleted
+	ID string `json:"id"`
+	// Incarnation is the session itself, as in Info. It is another one in each store that the session was brought to, and
+	// Genesis is the same in all of them.
+	Incarnation string        `json:"incarnation"`
+	Genesis     head.CommitID `json:"genesis"`
+	Point                     // where it stands: before the first commit, Commit is the genesis
+	Parent      string        `json:"parent,omitempty"` // of a fork: the id of its parent, if that has not been deleted
 	// Rest stands for metadata, records, tombstones and kept revisions: where they are the same, Rest is.
 	Rest string          `json:"rest"`
 	At   []head.CommitID `json:"at,omitempty"` // the commits at StandingQuery.At; zero beyond the head, and the genesis for 0
@@ -333,7 +349,7 @@ func (s *Store) standing(ctx context.Context, q *StandingQuery) (*Standing, erro
 	if err != nil {
 		return nil, err
 	}
-	out := &Standing{ID: q.ID, Genesis: st.Genesis, Point: Point(st.Head), Rest: hex.EncodeToString(st.Rest[:]), At: st.At}
+	out := &Standing{ID: q.ID, Incarnation: hex.EncodeToString(st.Inc[:]), Genesis: st.Genesis, Point: Point(st.Head), Rest: hex.EncodeToString(st.Rest[:]), At: st.At}
 	if st.Parent != (head.Incarnation{}) {
 		parent, err := s.byIncarnation(ctx, st.Parent)
 		if err != nil {

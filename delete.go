@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"iter"
 	"time"
@@ -161,9 +162,10 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 
 // An Erased is a session that was erased, or a node of one. Nothing in it tells what that was.
 type Erased struct {
-	Genesis head.CommitID `json:"genesis"`       // of the session: see Standing
-	Node    graph.ID      `json:"node,omitzero"` // of a node; else zero
-	Time    time.Time     `json:"time"`          // when it was erased last
+	Incarnation string        `json:"incarnation"`   // of the session: see Standing
+	Genesis     head.CommitID `json:"genesis"`       // likewise
+	Node        graph.ID      `json:"node,omitzero"` // of a node; else zero
+	Time        time.Time     `json:"time"`          // when it was erased last
 }
 
 // Erasures yields what Store.Erase and Session.Erase have erased in this store, in no order of time. The store keeps
@@ -193,8 +195,8 @@ func (s *Store) erasures(ctx context.Context, yield func(Erased) bool) error {
 		if err != nil {
 			return codec.Corrupt(err, "erasure at key %x", p.Key)
 		}
-		genesis, node := keys.ErasedFields(fields)
-		if !yield(Erased{Genesis: genesis, Node: node, Time: at}) {
+		inc, genesis, node := keys.ErasedFields(fields)
+		if !yield(Erased{Incarnation: hex.EncodeToString(inc[:]), Genesis: genesis, Node: node, Time: at}) {
 			return errEnough
 		}
 	}

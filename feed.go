@@ -37,7 +37,7 @@ type ChangeKind string
 const (
 	ChangeCreated    ChangeKind = "created"
 	ChangeCommitted  ChangeKind = "committed"  // one commit; it may have moved the leaf only
-	ChangeSaved      ChangeKind = "saved"      // metadata
+	ChangeSaved      ChangeKind = "saved"      // metadata, or which revisions are kept by name
 	ChangeTombstoned ChangeKind = "tombstoned" // nodes, by one call or commit
 	ChangeRenamed    ChangeKind = "renamed"
 	ChangeDeleted    ChangeKind = "deleted"
@@ -121,10 +121,11 @@ func (s *Store) StopFeed(ctx context.Context) error {
 
 // A Feed says what the feed of a store has.
 type Feed struct {
-	Begin   Cursor        `json:"begin"` // before the oldest change that is kept
-	End     Cursor        `json:"end"`   // behind the last change
-	Keep    time.Duration `json:"keepNanoseconds"`
-	Records bool          `json:"records,omitzero"` // changes of records are told, too
+	Begin    Cursor        `json:"begin"` // before the oldest change that is kept
+	End      Cursor        `json:"end"`   // behind the last change
+	Keep     time.Duration `json:"keepNanoseconds"`
+	Records  bool          `json:"records,omitzero"` // changes of records are told, too
+	Switches uint64        `json:"switches"`         // how often StartFeed and StopFeed have changed anything
 }
 
 // Feed returns the state of the feed. Watch after its End yields the changes from now on. To keep a view of all
@@ -138,7 +139,7 @@ func (s *Store) Feed(ctx context.Context) (Feed, error) {
 	if err != nil {
 		return Feed{}, public(err)
 	}
-	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep, Records: sw.Records}, nil
+	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep, Records: sw.Records, Switches: sw.Writes}, nil
 }
 
 // advanceFeed gives numbers to what was told. Watches of one store do so one after the other, as they would be in

@@ -1,6 +1,7 @@
 package turnstone
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -68,15 +69,26 @@ func (s *Store) SessionByIncarnation(ctx context.Context, incarnation string) (*
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	var inc head.Incarnation
-	if b, err := hex.DecodeString(incarnation); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
-		return nil, invalid("session", "%.80q is no Info.Incarnation", incarnation)
+	inc, err := parseIncarnation(cmp.Or(incarnation, "no text"))
+	if err != nil {
+		return nil, err
 	}
 	ses, err := s.byIncarnation(ctx, inc)
 	if err == nil && ses == nil {
 		err = fmt.Errorf("%w: %s", ErrSessionNotFound, incarnation)
 	}
 	return ses, err
+}
+
+// parseIncarnation reads the text form of an incarnation. That of none is empty.
+func parseIncarnation(text string) (inc head.Incarnation, err error) {
+	if text == "" {
+		return inc, nil
+	}
+	if b, err := hex.DecodeString(text); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
+		return inc, invalid("session", "%.80q is no Info.Incarnation", text)
+	}
+	return inc, nil
 }
 
 // handle returns a handle on a session. st is the state in which it was opened, or nil if

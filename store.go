@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -110,6 +111,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.sealing = history.NewSealQueue(s.ctx, shares.Seal)
 	return s, nil
 }
+
+// ID returns what the store is called by itself: 32 digits, random, the same for all who open it, and for copies of it.
+func (s *Store) ID() string { return hex.EncodeToString(s.record.ID[:]) }
 
 // Close ends the store's background work and waits for it. The engine stays
 // open, and so handles go on working until it is closed.

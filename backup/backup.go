@@ -51,7 +51,7 @@ type Target interface {
 	// List yields what is in a directory, in order: names of objects, and of directories with a "/" at the end. Dir is ""
 	// or ends with "/".
 	List(ctx context.Context, dir string) iter.Seq2[string, error]
-	// Delete removes an object, if it is there.
+	// Delete removes an object, if it is there. If the name ends with "/", it removes a directory and all that is in it.
 	Delete(ctx context.Context, name string) error
 }
 
@@ -89,6 +89,7 @@ type Report struct {
 	Bytes      int64     `json:"bytes"`            // of packs
 	Expired    int       `json:"expired,omitzero"` // generations that were removed
 	AllOfThem  bool      `json:"all,omitzero"`     // all sessions were compared, as the feed could not tell which have changed
+	Damaged    error     `json:"-"`                // why the generation before can't go on, so that this one was begun; else nil
 	Failed     []error   `json:"-"`                // of sessions that could not be read; what the backup has of them is of the last run
 }
 

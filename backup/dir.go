@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,7 +13,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Directory returns a directory of the file system as a target. The first Put makes it if it is not there, but not the
@@ -41,19 +41,14 @@ func (d directory) Put(ctx context.Context, name string, r io.Reader) (err error
 	_, _ = rand.Read(random[:]) // does not fail
 	dir := path.Dir(name)
 	temp := path.Join(dir, temporary+hex.EncodeToString(random[:]))
-	var f *os.File
-	for range 10 { // Delete may remove an empty directory meanwhile.
-		if err = root.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-		if f, err = root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
+	if err := root.MkdirAll(dir, 0o700); err != nil {
+		return err
 	}
+	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, root.Remove(temp)) }()
+	defer func() { err = errors.Join(err, absent(root.Remove(temp))) }()
 	_, err = io.Copy(f, &cancelable{ctx, r})
 	if err == nil {
 		err = f.Sync()
@@ -61,7 +56,7 @@ func (d directory) Put(ctx context.Context, name string, r io.Reader) (err error
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := root.Link(temp, name); err != nil { // It fails if there is one of the name.
+	if err := publish(root, temp, name); err != nil {
 		return err
 	}
 	for at := dir; ; at = path.Dir(at) {
@@ -69,6 +64,19 @@ func (d directory) Put(ctx context.Context, name string, r io.Reader) (err error
 			return err
 		}
 	}
+}
+
+// publish gives a file its name, unless there is one of the name.
+func publish(root *os.Root, temp, name string) error {
+	err := root.Link(temp, name)
+	if !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	// A file system without links does not tell two processes apart that write the name at the same time.
+	if _, err := root.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+		return cmp.Or(err, fs.ErrExist)
+	}
+	return root.Rename(temp, name)
 }
 
 func syncDir(root *os.Root, name string) error {
@@ -160,30 +168,14 @@ func absent(err error) error {
 	return err
 }
 
-// Delete also removes the directories that are empty then, and in them what a Put that was killed has left.
 func (d directory) Delete(_ context.Context, name string) error {
 	root, err := d.open()
 	if err != nil {
 		return absent(err)
 	}
 	defer root.Close()
-	if err := absent(root.Remove(name)); err != nil {
-		return err
+	if dir, ok := strings.CutSuffix(name, "/"); ok {
+		return root.RemoveAll(dir)
 	}
-	for at := path.Dir(name); at != "."; at = path.Dir(at) {
-		left, err := fs.ReadDir(root.FS(), at)
-		if err != nil {
-			return absent(err)
-		}
-		for _, e := range left {
-			info, err := e.Info()
-			if err == nil && strings.HasPrefix(e.Name(), temporary) && time.Since(info.ModTime()) > 24*time.Hour {
-				_ = root.Remove(path.Join(at, e.Name()))
-			}
-		}
-		if root.Remove(at) != nil { // It is not empty.
-			return nil
-		}
-	}
-	return nil
+	return absent(root.Remove(name))
 }

@@ -13,9 +13,10 @@ import (
 type Generation struct {
 	Name     string    `json:"name"`
 	Runs     int       `json:"runs"`
-	Complete int       `json:"complete"` // the last run that can be restored; 0 if there is none yet
-	First    time.Time `json:"first"`    // the earliest time that can be restored
-	Last     time.Time `json:"last"`     // the latest one
+	Complete int       `json:"complete"`          // the last run that can be restored; 0 if there is none yet
+	First    time.Time `json:"first"`             // the earliest time that can be restored
+	Last     time.Time `json:"last"`              // the latest one
+	Problem  string    `json:"problem,omitempty"` // what is damaged; then the rest is zero, though earlier runs may be there
 }
 
 // Generations returns what a target has, the oldest first.
@@ -27,10 +28,12 @@ func Generations(ctx context.Context, of Target) ([]Generation, error) {
 	var out []Generation
 	for _, name := range names {
 		g, err := generationOf(ctx, of, name)
-		if err != nil {
+		if errors.Is(err, ErrTarget) {
+			g.Problem = err.Error()
+		} else if err != nil {
 			return nil, err
 		}
-		if g.Runs > 0 {
+		if g.Runs > 0 || g.Problem != "" {
 			out = append(out, *g)
 		}
 	}
@@ -47,37 +50,37 @@ func generationOf(ctx context.Context, of Target, name string) (*Generation, err
 	if err != nil || last.Complete == 0 {
 		return g, err
 	}
-	g.Complete = last.Complete
-	if last.Run != last.Complete {
-		if last, err = readHeader(ctx, of, name, last.Complete); err != nil {
+	complete := last.Complete
+	if last.Run != complete {
+		if last, err = readHeader(ctx, of, name, complete); err != nil {
 			return g, err
 		}
 	}
-	g.Last = last.Time
-	first, err := search(ctx, of, name, g.Complete, func(h *header) bool { return h.Complete > 0 })
+	run, err := searchRuns(complete-1, func(run int) (bool, error) {
+		h, err := readHeader(ctx, of, name, run)
+		return h.Complete > 0, err
+	})
+	if err != nil {
+		return g, err
+	}
+	first, err := readHeader(ctx, of, name, run+1) // The one behind those that have none.
 	if err == nil {
-		g.First = first.Time
+		g.Complete, g.First, g.Last = complete, first.Time, last.Time
 	}
 	return g, err
 }
 
-// search returns the header of the first run up to last that has a property, which all runs after it have as well. That
-// of run last has it.
-func search(ctx context.Context, of Target, generation string, last int, has func(*header) bool) (found header, err error) {
-	n := sort.Search(last-1, func(i int) bool {
+// searchRuns returns the last run up to last that does not have a property, which all runs after it have, or 0.
+func searchRuns(last int, has func(run int) (bool, error)) (run int, err error) {
+	n := sort.Search(last, func(i int) bool {
 		if err != nil {
-			return false
+			return true
 		}
-		var h header
-		if h, err = readHeader(ctx, of, generation, i+1); err != nil {
-			return false
-		}
-		return has(&h)
+		var found bool
+		found, err = has(i + 1)
+		return found
 	})
-	if err != nil {
-		return found, err
-	}
-	return readHeader(ctx, of, generation, n+1)
+	return n, err
 }
 
 // generations returns the names of the generations, the oldest first.
@@ -121,30 +124,27 @@ func Expire(ctx context.Context, of Target, before time.Time) (removed int, err 
 			continue
 		}
 		g, err := generationOf(ctx, of, name)
+		if err == nil && g.Complete > 0 && !g.First.After(before) && name != names[0] {
+			_, err = readIndex(ctx, of, name, g.Complete)
+			reached = err == nil
+		}
 		if err != nil && !errors.Is(err, ErrTarget) {
 			return removed, err
 		}
-		reached = err == nil && g.Complete > 0 && !g.First.After(before)
 	}
 	return removed, nil
 }
 
-// remove removes a generation. What is left of it, if remove is cut off, is a generation that ends earlier, or none.
+// remove removes a generation. If it is cut off, what is left is a generation that ends earlier, or has no runs.
 func remove(ctx context.Context, of Target, generation string) error {
-	for _, dir := range []string{"/runs/", "/packs/"} {
-		var names []string
-		for name, err := range of.List(ctx, generation+dir) {
-			if err != nil {
-				return err
-			}
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range slices.Backward(names) {
-			if err := of.Delete(ctx, generation+dir+name); err != nil {
-				return err
-			}
+	runs, err := runsOf(ctx, of, generation)
+	if err != nil && !errors.Is(err, ErrTarget) {
+		return err
+	}
+	for run := runs; run > 0; run-- {
+		if err := of.Delete(ctx, runName(generation, run)); err != nil {
+			return err
 		}
 	}
-	return nil
+	return of.Delete(ctx, generation+"/")
 }

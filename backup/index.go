@@ -19,6 +19,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -29,17 +30,20 @@ import (
 type header struct {
 	Format   int              `json:"format"` // 1
 	Run      int              `json:"run"`
-	Time     time.Time        `json:"time"`            // when it ended, after that of the run before
-	Complete int              `json:"complete"`        // the last run, this one included, at which a pass over the sessions had ended; 0 if there is none
-	Cursor   turnstone.Cursor `json:"feed,omitempty"`  // up to which the feed has been followed at that run
-	Before   sum              `json:"before"`          // the hash of the run before
-	Entries  int              `json:"entries"`         // how many follow
-	Erased   int              `json:"erased,omitzero"` // how many follow these
+	Time     time.Time        `json:"time"`              // when it ended, after that of the run before
+	Complete int              `json:"complete"`          // the last run, this one included, at which a pass over the sessions had ended; 0 if there is none
+	Store    string           `json:"store"`             // turnstone.Store.ID
+	Cursor   turnstone.Cursor `json:"feed,omitempty"`    // up to which the feed has been followed
+	Switches uint64           `json:"switches,omitzero"` // turnstone.Feed.Switches then
+	Before   sum              `json:"before"`            // the hash of the run before
+	Entries  int              `json:"entries"`           // how many follow
+	Erased   int              `json:"erased,omitzero"`   // how many follow these
 }
 
 // An entry says where a session stands, and where its last bundle is.
 type entry struct {
-	ID       string        `json:"id"`
+	Session  string        `json:"session"` // its incarnation
+	ID       string        `json:"id,omitempty"`
 	Run      int           `json:"run"` // that has made the entry
 	Gone     bool          `json:"gone,omitzero"`
 	Genesis  head.CommitID `json:"genesis,omitzero"`
@@ -48,8 +52,14 @@ type entry struct {
 	Rest     string        `json:"rest,omitempty"`
 	Bundle   extent        `json:"bundle,omitzero"`
 	Before   int           `json:"before,omitzero"`  // the run with the bundle that this one goes on from; 0 if it has all of the session
-	Was      string        `json:"was,omitempty"`    // the id at that run, if it was another one
-	Parent   string        `json:"parent,omitempty"` // the session that has to be there, as of this run, before the bundle
+	Parent   *parent       `json:"parent,omitempty"` // the session that has to be there before the bundle
+}
+
+// A parent is the session that a fork was made of, in the bundle of the fork.
+type parent struct {
+	Session string `json:"session"`
+	ID      string `json:"id"`
+	Run     int    `json:"run"` // whose bundle of it comes before
 }
 
 // An extent is a part of a pack.
@@ -60,16 +70,22 @@ type extent struct {
 	Sum    sum    `json:"sum"`
 }
 
-// An erasure says of which run on the backup knows that something was erased in the store.
+// An erasure is something that was erased in a store.
 type erasure struct {
 	turnstone.Erased
-	Run int `json:"run"`
+	Store  string `json:"store"`
+	Run    int    `json:"run"`             // the first one that knows of it
+	During bool   `json:"during,omitzero"` // It was erased while that run was made, which may have what was erased.
 }
 
 // what is what was erased.
-func (e *erasure) what() erasedKey { return erasedKey{e.Genesis, e.Node} }
+func (e *erasure) what() erasedKey { return erasedKey{e.Store, e.Incarnation, e.Genesis, e.Node} }
 
-type erasedKey struct{ genesis, node [32]byte }
+type erasedKey struct {
+	store, session string
+	genesis        head.CommitID
+	node           graph.ID
+}
 
 // A sum is a BLAKE3 hash.
 type sum [32]byte
@@ -90,20 +106,20 @@ func (s *sum) UnmarshalText(text []byte) error {
 type index struct {
 	header
 	generation string
-	sum        sum // of the run
-	sessions   map[string]*entry
+	sum        sum               // of the run
+	sessions   map[string]*entry // by their incarnations
+	ids        map[string]string // the incarnations of those that are there, by their ids
 	erased     map[erasedKey]*erasure
 	made       map[int]map[string]*entry // those of sessions, by the run that has made them
-	by         map[head.CommitID]string  // ids of sessions, by their geneses
 }
 
 func newIndex(generation string) *index {
-	return &index{generation: generation, sessions: map[string]*entry{}, erased: map[erasedKey]*erasure{}, made: map[int]map[string]*entry{}, by: map[head.CommitID]string{}}
+	return &index{generation: generation, sessions: map[string]*entry{}, erased: map[erasedKey]*erasure{}, made: map[int]map[string]*entry{}, ids: map[string]string{}}
 }
 
 // alive returns the entry of a session that is there, or nil.
-func (x *index) alive(id string) *entry {
-	if e := x.sessions[id]; e != nil && !e.Gone {
+func (x *index) alive(session string) *entry {
+	if e := x.sessions[session]; e != nil && !e.Gone {
 		return e
 	}
 	return nil
@@ -111,16 +127,19 @@ func (x *index) alive(id string) *entry {
 
 // set makes e the entry of its session.
 func (x *index) set(e *entry) {
-	if was := x.sessions[e.ID]; was != nil {
-		delete(x.made[was.Run], e.ID)
+	if was := x.sessions[e.Session]; was != nil {
+		delete(x.made[was.Run], e.Session)
+		if x.ids[was.ID] == e.Session {
+			delete(x.ids, was.ID)
+		}
 	}
-	x.sessions[e.ID] = e
+	x.sessions[e.Session] = e
 	if x.made[e.Run] == nil {
 		x.made[e.Run] = map[string]*entry{}
 	}
-	x.made[e.Run][e.ID] = e
+	x.made[e.Run][e.Session] = e
 	if !e.Gone {
-		x.by[e.Genesis] = e.ID
+		x.ids[e.ID] = e.Session
 	}
 }
 
@@ -129,7 +148,10 @@ func runName(generation string, run int) string { return fmt.Sprintf("%s/runs/%0
 // span returns after which run the entries of a run begin: it has those of the runs behind it.
 func span(run int) int { return run - run&-run }
 
-const maxLine = 64 << 10 // bytes of a line
+const (
+	maxLine      = 16 << 10 // bytes of a line
+	maxExpansion = 64       // how many times larger than the object its lines are at most
+)
 
 // writeRun stores the object of the run behind x, with those entries of x that belong in it, and makes x that of the run.
 func (x *index) writeRun(ctx context.Context, to Target, h header) error {
@@ -138,11 +160,16 @@ func (x *index) writeRun(ctx context.Context, to Target, h header) error {
 	for run := span(h.Run) + 1; run <= h.Run; run++ {
 		entries = slices.AppendSeq(entries, maps.Values(x.made[run]))
 	}
-	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.Session, b.Session) })
 	var erased []*erasure
 	for _, e := range x.erased {
 		if e.Run > span(h.Run) {
 			erased = append(erased, e)
+		}
+	}
+	for _, e := range entries {
+		if err := e.check(h.Run); err != nil { // rather than when it is read
+			return err
 		}
 	}
 	h.Entries, h.Erased = len(entries), len(erased)
@@ -195,6 +222,7 @@ func readRun(ctx context.Context, from Target, generation string, run int, sessi
 	defer o.Close()
 	fail := func(err error) (header, sum, error) { return h, total, fmt.Errorf("%w: %s: %w", ErrTarget, name, err) }
 	kept := &failing{r: o}
+	expanded := 0 // bytes of lines
 	z, err := zstd.NewReader(kept, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(64<<20))
 	if err != nil {
 		return fail(err)
@@ -212,6 +240,9 @@ func readRun(ctx context.Context, from Target, generation string, run int, sessi
 				return fmt.Errorf("%w: %w", ErrTarget, err)
 			}
 			return fmt.Errorf("%w: it ends too early", ErrTarget)
+		}
+		if expanded += len(lines.Bytes()); int64(expanded) > maxLine+maxExpansion*kept.n { // Most of a line are hashes.
+			return fmt.Errorf("%w: it expands to more than %d times its size", ErrTarget, maxExpansion)
 		}
 		d := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		d.DisallowUnknownFields()
@@ -270,22 +301,32 @@ func readRun(ctx context.Context, from Target, generation string, run int, sessi
 
 // check reports what no backup writes.
 func (e *entry) check(run int) error {
+	p := e.Parent
 	switch {
-	case e.ID == "", e.Run <= span(run), e.Run > run, e.Before < 0, e.Before >= e.Run, e.Parent == e.ID, e.Was != "" && e.Before == 0,
-		!e.Gone && (e.Bundle.Pack == "" || strings.ContainsAny(e.Bundle.Pack, "/.") || e.Bundle.Offset < 0 || e.Bundle.Size <= 0):
-		return fmt.Errorf("%w: the entry of session %.100q", ErrTarget, e.ID)
+	case len(e.Session) != 32, e.Run <= span(run), e.Run > run, e.Before < 0, e.Before >= e.Run, len(e.Rest) > 64,
+		!e.Gone && (e.ID == "" || !named(e.Bundle.Pack) || e.Bundle.Offset < 0 || e.Bundle.Size <= 0 || e.Bundle.Size > 1<<50),
+		len(e.ID) > turnstone.MaxSessionID,
+		p != nil && (len(p.Session) != 32 || p.Session == e.Session || p.ID == "" || len(p.ID) > turnstone.MaxSessionID || p.Run < 1 || p.Run > e.Run || e.Before > 0):
+		return fmt.Errorf("%w: the entry of session %.64q", ErrTarget, e.Session)
 	}
 	return nil
+}
+
+// named reports whether a text may be the name of a pack.
+func named(pack string) bool {
+	return len(pack) == len("00000001-5d0e77c2") && strings.Trim(pack, "0123456789abcdef-") == ""
 }
 
 // A failing remembers the error with which a reader failed.
 type failing struct {
 	r   io.Reader
+	n   int64 // bytes that were read
 	err error
 }
 
 func (f *failing) Read(b []byte) (int, error) {
 	n, err := f.r.Read(b)
+	f.n += int64(n)
 	if err != nil && !errors.Is(err, io.EOF) {
 		f.err = err
 	}
@@ -307,7 +348,7 @@ func readIndex(ctx context.Context, from Target, generation string, run int) (*i
 	x := newIndex(generation)
 	for at := run; at > 0; at = span(at) {
 		h, total, err := readRun(ctx, from, generation, at, func(e *entry) error {
-			if x.sessions[e.ID] == nil {
+			if x.sessions[e.Session] == nil {
 				x.set(e)
 			}
 			return nil
@@ -322,24 +363,23 @@ func readIndex(ctx context.Context, from Target, generation string, run int) (*i
 	return x, nil
 }
 
-// runsOf returns the numbers of the runs of a generation, which are those from 1 up to the last one.
+// runsOf returns how many runs a generation has: their numbers begin at 1. If one is missing, the error matches ErrTarget,
+// and the number is that of the runs before it.
 func runsOf(ctx context.Context, from Target, generation string) (last int, err error) {
-	var all []int
+	there := map[int]bool{}
 	for name, err := range from.List(ctx, generation+"/runs/") {
 		if err != nil {
 			return 0, err
 		}
-		n, err := strconv.Atoi(name)
-		if err != nil || runName(generation, n) != generation+"/runs/"+name {
-			return 0, fmt.Errorf("%w: %s/runs/%s is no run", ErrTarget, generation, name)
-		}
-		all = append(all, n)
-	}
-	slices.Sort(all)
-	for i, n := range all {
-		if n != i+1 {
-			return 0, fmt.Errorf("%w: %s is missing", ErrTarget, runName(generation, i+1))
+		if n, err := strconv.Atoi(name); err == nil && runName(generation, n) == generation+"/runs/"+name {
+			there[n] = true
 		}
 	}
-	return len(all), nil
+	for there[last+1] {
+		last++
+	}
+	if last < len(there) {
+		return last, fmt.Errorf("%w: %s is missing", ErrTarget, runName(generation, last+1))
+	}
+	return last, nil
 }

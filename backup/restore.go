@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"maps"
 	"os"
 	"slices"
@@ -81,43 +80,52 @@ func Restore(ctx context.Context, from Target, to push.Peer, o RestoreOptions) (
 		return out, err
 	}
 	out.Generation, out.Run, out.Time = x.generation, x.Run, x.Time
-	if st, ok := to.(interface {
-		Erasures(ctx context.Context) iter.Seq2[turnstone.Erased, error]
-	}); ok {
-		if err := erased.addThose(ctx, to, x, st.Erasures(ctx)); err != nil {
-			return out, err
-		}
+	if err := erased.settle(ctx, x, to); err != nil {
+		return out, err
 	}
-	missing := erased.unknown
-	var ids []string
-	if len(o.Sessions) > 0 {
-		for _, id := range o.Sessions {
-			switch {
-			case x.alive(id) == nil:
-				missing = append(missing, fmt.Errorf("%w: %q at %v", turnstone.ErrSessionNotFound, id, x.Time.Format(time.RFC3339)))
-			case !slices.Contains(ids, id):
-				ids = append(ids, id)
-			}
-		}
-	} else {
-		for id, e := range x.sessions {
-			if !e.Gone {
-				ids = append(ids, id)
-			}
-		}
-	}
-	ids = slices.DeleteFunc(ids, func(id string) bool {
-		gone := erased.has(x.sessions[id])
-		if gone {
+	failed := erased.unknown
+	ids := x.named()
+	var sessions []string
+	take := func(id string) {
+		if e := x.sessions[ids[id]]; erased.sessions[e.Session] {
 			out.Erased = append(out.Erased, id)
+		} else {
+			sessions = append(sessions, e.Session)
 		}
-		return gone
-	})
-	slices.Sort(out.Erased)
-	r := newRestoring(from, x)
+	}
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(o.Sessions))) {
+		if ids[id] == "" {
+			failed = append(failed, fmt.Errorf("%w: %q at %v", turnstone.ErrSessionNotFound, id, x.Time.Format(time.RFC3339)))
+			continue
+		}
+		take(id)
+	}
+	if len(o.Sessions) == 0 {
+		for _, id := range slices.Sorted(maps.Keys(ids)) {
+			take(id)
+		}
+	}
+	r := newRestoring(from, x, ids)
 	r.to, r.o, r.erased, r.out = to, o, erased, out
-	failed, err := r.all(ctx, ids)
-	return out, errors.Join(append(append(missing, failed...), err)...)
+	some, err := r.all(ctx, sessions)
+	return out, errors.Join(append(append(failed, some...), err)...)
+}
+
+// named returns the sessions that are there, by their ids. Of two that had one id while the run was made, one after the
+// other, the one that was seen first has a part of its incarnation behind it.
+func (x *index) named() map[string]string {
+	out := map[string]string{}
+	for session, e := range x.sessions {
+		if e.Gone {
+			continue
+		}
+		if x.ids[e.ID] == session {
+			out[e.ID] = session
+		} else {
+			out[e.ID+"/"+session[:8]] = session
+		}
+	}
+	return out
 }
 
 // at returns where all sessions stood at a time, and what was erased since.
@@ -126,152 +134,194 @@ func at(ctx context.Context, from Target, when time.Time) (*index, *erasures, er
 	if err != nil {
 		return nil, nil, err
 	}
-	after := func(t time.Time) bool { return !when.IsZero() && t.After(when) }
-	erased := &erasures{since: map[erasedKey]bool{}, living: map[string]head.CommitID{}, nodes: map[head.CommitID][]graph.ID{}}
-	newest := true
+	erased := &erasures{since: map[erasedKey]bool{}, living: map[string]bool{}}
 	for _, name := range slices.Backward(names) {
-		g, err := generationOf(ctx, from, name)
-		var latest *index
-		if err == nil {
-			latest, err = readIndex(ctx, from, name, g.Runs)
-		}
-		if errors.Is(err, ErrTarget) { // An earlier generation is better than none.
-			erased.unknown = append(erased.unknown, fmt.Errorf("generation %s can't be read, so what was erased in its time is not known: %w", name, err))
-			continue
-		}
-		if err != nil {
+		x, latest, err := readLast(ctx, from, name, when)
+		if errors.Is(err, ErrTarget) {
+			erased.unknown = append(erased.unknown, fmt.Errorf("in generation %s something is damaged, so what was erased in its time may be back: %w", name, err))
+		} else if err != nil {
 			return nil, nil, err
 		}
-		if g.Runs == 0 {
+		if latest != nil {
+			if len(erased.living) == 0 {
+				for session, e := range latest.sessions {
+					erased.living[session] = !e.Gone
+				}
+			}
+			for key := range latest.erased {
+				erased.since[key] = true
+			}
+		}
+		if x == nil {
 			continue
 		}
-		if newest && g.Complete > 0 {
-			erased.lives(latest)
-			newest = false
-		}
-		erased.add(maps.Keys(latest.erased))
-		if g.Complete == 0 || after(g.First) {
-			continue
-		}
-		run := g.Complete
-		if after(g.Last) {
-			h, err := search(ctx, from, name, g.Complete, func(h *header) bool { return after(h.Time) })
-			if err != nil {
-				return nil, nil, err
-			}
-			if h, err = readHeader(ctx, from, name, h.Run-1); err != nil {
-				return nil, nil, err
-			}
-			run = h.Complete
-		}
-		x := latest
-		if run != latest.Run {
-			if x, err = readIndex(ctx, from, name, run); err != nil {
-				return nil, nil, err
+		for key, e := range x.erased { // What is there at the run is there after these.
+			if !e.During || e.Run < x.Run {
+				delete(erased.since, key)
 			}
 		}
-		for of := range x.erased { // What lives at the run lives after these.
-			delete(erased.since, of)
-		}
-		erased.settle()
 		return x, erased, nil
 	}
 	return nil, nil, errors.Join(append(erased.unknown, ErrNoBackup)...)
 }
 
+// readLast returns where all sessions stood at the last complete run of a generation that had ended at a time, or at
+// the last one of all if the time is zero, and at the last run. What can't be read is nil, and an earlier run stands
+// for it; then the error says so.
+func readLast(ctx context.Context, from Target, generation string, when time.Time) (x, latest *index, damaged error) {
+	last, err := runsOf(ctx, from, generation)
+	if err != nil && !errors.Is(err, ErrTarget) {
+		return nil, nil, err
+	}
+	damaged = err
+	run := last
+	if !when.IsZero() {
+		run, err = searchRuns(last, func(run int) (bool, error) {
+			h, err := readHeader(ctx, from, generation, run)
+			return h.Time.After(when), err
+		})
+		if errors.Is(err, ErrTarget) {
+			damaged, run = err, last // Then one by one.
+		} else if err != nil {
+			return nil, nil, err
+		}
+	}
+	read := func(run int) (*index, error) {
+		one, err := readIndex(ctx, from, generation, run)
+		if errors.Is(err, ErrTarget) {
+			damaged, err = cmp.Or(damaged, err), nil
+		}
+		return one, err
+	}
+	if last > 0 {
+		if latest, err = read(last); err != nil {
+			return nil, nil, err
+		}
+	}
+	for run > 0 {
+		h, err := readHeader(ctx, from, generation, run)
+		if err != nil && !errors.Is(err, ErrTarget) {
+			return nil, nil, err
+		}
+		if err != nil || !when.IsZero() && h.Time.After(when) {
+			damaged = cmp.Or(damaged, err)
+			run--
+			continue
+		}
+		if h.Complete == 0 {
+			break
+		}
+		if run = h.Complete; latest != nil && run == latest.Run {
+			x = latest
+		} else if x, err = read(run); err != nil {
+			return nil, nil, err
+		}
+		if x != nil {
+			break
+		}
+		run--
+	}
+	return x, latest, damaged
+}
+
 // erasures are what was erased after a run.
 type erasures struct {
-	since   map[erasedKey]bool
-	living  map[string]head.CommitID // the sessions of the newest run, with their geneses
-	there   map[string]bool          // ids of sessions that were erased in the store that is restored to
-	nodes   map[head.CommitID][]graph.ID
-	unknown []error // of generations that can't be read
+	since    map[erasedKey]bool
+	living   map[string]bool // the sessions that are there at the newest run
+	sessions map[string]bool // those that were erased
+	nodes    map[string][]graph.ID
+	unknown  []error // of what can't be read
 }
 
-func (e *erasures) add(all iter.Seq[erasedKey]) {
-	for of := range all {
-		e.since[of] = true
-	}
-}
-
-func (e *erasures) lives(x *index) {
-	for id, s := range x.sessions {
-		if !s.Gone {
-			e.living[id] = s.Genesis
+// settle finds out which sessions of a run, and which of their nodes, were erased. A session that was restored, or that
+// came a second time, has another incarnation and the same genesis. So an erasure is about all sessions of that genesis,
+// but for those that live all the same.
+func (e *erasures) settle(ctx context.Context, x *index, to push.Peer) error {
+	e.sessions, e.nodes = map[string]bool{}, map[string][]graph.ID{}
+	by := map[head.CommitID][]*entry{}
+	for _, one := range x.sessions {
+		if !one.Gone {
+			by[one.Genesis] = append(by[one.Genesis], one)
 		}
 	}
-}
-
-// settle sorts nodes out.
-func (e *erasures) settle() {
-	for of := range e.since {
-		if of.node != (graph.ID{}) {
-			e.nodes[of.genesis] = append(e.nodes[of.genesis], of.node)
+	about := func(k erasedKey, lives func(session string) (bool, error)) error {
+		for _, one := range by[k.genesis] {
+			if k.session != one.Session {
+				alive, err := lives(one.Session)
+				if err != nil {
+					return err
+				}
+				if alive {
+					continue
+				}
+			}
+			if k.node.IsZero() {
+				e.sessions[one.Session] = true
+			} else {
+				e.nodes[one.Session] = append(e.nodes[one.Session], k.node)
+			}
+		}
+		return nil
+	}
+	for k := range e.since {
+		if err := about(k, func(session string) (bool, error) { return e.living[session], nil }); err != nil {
+			return err
 		}
 	}
-}
-
-// addThose adds what the store that is restored to has erased itself.
-func (e *erasures) addThose(ctx context.Context, to push.Peer, x *index, all iter.Seq2[turnstone.Erased, error]) error {
-	geneses := map[head.CommitID]bool{}
-	for one, err := range all {
+	st, ok := to.(*turnstone.Store)
+	if !ok {
+		return nil
+	}
+	for one, err := range st.Erasures(ctx) {
 		if err != nil {
 			return err
 		}
-		key := erasedKey{one.Genesis, one.Node}
-		if x.erased[key] != nil || e.since[key] {
+		k := (&erasure{Erased: one, Store: st.ID()}).what()
+		if x.erased[k] != nil || e.since[k] {
 			continue
 		}
-		if one.Node.IsZero() {
-			geneses[one.Genesis] = true
-		} else {
-			e.nodes[one.Genesis] = append(e.nodes[one.Genesis], one.Node)
-		}
-	}
-	e.there = map[string]bool{}
-	for id, s := range x.sessions {
-		if s.Gone || !geneses[s.Genesis] {
-			continue
-		}
-		found, err := to.Standings(ctx, turnstone.StandingQuery{ID: id})
+		err := about(k, func(session string) (bool, error) {
+			_, err := st.SessionByIncarnation(ctx, session)
+			if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+				return false, nil
+			}
+			return err == nil, err
+		})
 		if err != nil {
 			return err
 		}
-		e.there[id] = len(found) == 0 || found[0].Genesis != s.Genesis
 	}
 	return nil
 }
 
-// has reports whether a session was erased. A session that came to the store a second time under another id has the
-// same genesis: while it lives under that, it was not the one that was erased.
-func (e *erasures) has(s *entry) bool {
-	return e.there[s.ID] || e.since[erasedKey{genesis: s.Genesis}] && e.living[s.ID] != s.Genesis
-}
-
 // A restoring is one call of Restore.
 type restoring struct {
-	from    Target
-	to      push.Peer
-	o       RestoreOptions
-	at      *index
-	erased  *erasures
-	out     *Restored
-	runs    map[int]map[string]*entry // that were read: what each has made itself
-	indexes map[int]*index            // that were read
-	check   bool                      // compares what the bundles make with the entries, instead of pushing it
+	from   Target
+	to     push.Peer
+	o      RestoreOptions
+	at     *index
+	names  map[string]string // the ids that sessions get
+	erased *erasures
+	out    *Restored
+	runs   map[int]map[string]*entry // that were read: what each has made itself
+	check  bool                      // compares what the bundles make with the entries, instead of pushing it
 }
 
-func newRestoring(from Target, x *index) *restoring {
-	return &restoring{from: from, at: x, erased: &erasures{}, out: &Restored{}, runs: map[int]map[string]*entry{}, indexes: map[int]*index{}}
+func newRestoring(from Target, x *index, ids map[string]string) *restoring {
+	names := map[string]string{}
+	for id, session := range ids {
+		names[session] = id
+	}
+	return &restoring{from: from, at: x, names: names, erased: &erasures{}, out: &Restored{}, runs: map[int]map[string]*entry{}}
 }
 
 // A step is a bundle that has to be read.
 type step struct {
-	run   int
-	at    extent
-	whole bool     // it needs nothing that was read before
-	ids   []string // of the sessions in it that are needed
-	was   string   // the id that the session has before it, if it gets another one
+	run      int
+	at       extent
+	whole    bool              // it needs nothing that was read before
+	sessions map[string]string // those in it, by the ids that they have there
+	needed   []string          // those of them that it is read for
 }
 
 func (s *step) compare(other *step) int {
@@ -280,10 +330,10 @@ func (s *step) compare(other *step) int {
 
 // A family are sessions that have bundles in common, or that go on from each other.
 type family struct {
-	ids   []string // those that are to be restored
-	steps map[extent]*step
-	of    map[string]map[extent]bool // the steps that each session needs
-	bytes int64
+	sessions []string // those that are to be restored
+	steps    map[extent]*step
+	of       map[string]map[extent]bool // the steps that each session needs
+	bytes    int64
 }
 
 const (
@@ -291,9 +341,9 @@ const (
 )
 
 // all restores sessions, a number of families at a time. failed are the errors of those that can't be restored.
-func (r *restoring) all(ctx context.Context, ids []string) (failed []error, err error) {
-	slices.Sort(ids)
-	families, failed, err := r.families(ctx, ids)
+func (r *restoring) all(ctx context.Context, sessions []string) (failed []error, err error) {
+	slices.Sort(sessions)
+	families, failed, err := r.families(ctx, sessions)
 	if err != nil {
 		return failed, err
 	}
@@ -305,10 +355,13 @@ func (r *restoring) all(ctx context.Context, ids []string) (failed []error, err 
 		return err
 	}
 	for _, f := range families {
-		if f, err = r.missing(ctx, f); err != nil {
+		if err = r.skip(ctx, f); err != nil {
 			return failed, err
 		}
-		if batch.bytes+f.bytes > batchBytes && len(batch.ids) > 0 {
+		if len(f.sessions) == 0 {
+			continue
+		}
+		if batch.bytes+f.bytes > batchBytes && len(batch.sessions) > 0 {
 			if err := flush(); err != nil {
 				return failed, err
 			}
@@ -324,7 +377,7 @@ func newFamily() *family {
 
 // add adds another family.
 func (f *family) add(other *family) {
-	f.ids = append(f.ids, other.ids...)
+	f.sessions = append(f.sessions, other.sessions...)
 	f.bytes += other.bytes
 	maps.Copy(f.of, other.of)
 	maps.Copy(f.steps, other.steps)
@@ -337,80 +390,77 @@ func (f *family) take(s *step) {
 		f.steps[s.at] = s
 		return
 	}
-	for _, id := range s.ids {
-		if !slices.Contains(mine.ids, id) {
-			mine.ids = append(mine.ids, id)
+	for _, session := range s.needed {
+		if !slices.Contains(mine.needed, session) {
+			mine.needed = append(mine.needed, session)
 		}
 	}
 }
 
-// missing returns a family without those of its sessions that the store has already.
-func (r *restoring) missing(ctx context.Context, f *family) (*family, error) {
+// skip leaves out those sessions of a family that the store has already.
+func (r *restoring) skip(ctx context.Context, f *family) error {
 	if r.check || r.o.As != "" {
-		return f, nil
+		return nil
 	}
 	has := map[string]bool{}
-	for some := range slices.Chunk(f.ids, turnstone.MaxPage) {
-		queries := make([]turnstone.StandingQuery, len(some))
-		for i, id := range some {
-			queries[i] = turnstone.StandingQuery{ID: id, At: []head.Revision{r.at.sessions[id].Revision}}
+	for some := range slices.Chunk(f.sessions, turnstone.MaxPage) {
+		queries, by := make([]turnstone.StandingQuery, len(some)), map[string]*entry{}
+		for i, session := range some {
+			e := r.at.sessions[session]
+			queries[i] = turnstone.StandingQuery{ID: r.names[session], At: []head.Revision{e.Revision}}
+			by[r.names[session]] = e
 		}
 		found, err := r.to.Standings(ctx, queries...)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for i := range found {
-			s := &found[i]
-			e := r.at.sessions[s.ID]
-			has[s.ID] = e.standsFor(s) && s.Revision == e.Revision && s.Rest == e.Rest
+			e := by[found[i].ID]
+			has[e.Session] = e.standsFor(&found[i]) && found[i].Revision == e.Revision && found[i].Rest == e.Rest
 		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(f.ids), func(id string) bool { return has[id] })
-	r.out.Same += len(f.ids) - len(kept)
-	if len(kept) == 0 {
-		return newFamily(), nil
-	}
-	out := *f
-	out.ids = kept
-	return &out, nil
+	before := len(f.sessions)
+	f.sessions = slices.DeleteFunc(f.sessions, func(session string) bool { return has[session] })
+	r.out.Same += before - len(f.sessions)
+	return nil
 }
 
 // families finds out which bundles sessions need. failed are the errors of those of which that is not known.
-func (r *restoring) families(ctx context.Context, ids []string) (out []*family, failed []error, err error) {
+func (r *restoring) families(ctx context.Context, sessions []string) (out []*family, failed []error, err error) {
 	sets := disjoint{}
 	steps := map[string]map[extent]*step{}
-	for _, id := range ids {
-		of, err := r.stepsOf(ctx, id)
+	for _, session := range sessions {
+		of, err := r.stepsOf(ctx, session)
 		if errors.Is(err, ErrTarget) {
-			failed = append(failed, fmt.Errorf("session %q: %w", id, err))
+			failed = append(failed, fmt.Errorf("session %q: %w", r.names[session], err))
 			continue
 		}
 		if err != nil {
 			return nil, nil, err
 		}
-		steps[id] = of
+		steps[session] = of
 		for at, s := range of {
-			sets.join(id, at)
-			for _, other := range s.ids {
-				sets.join(id, other)
+			sets.join(session, at)
+			for _, other := range s.needed {
+				sets.join(session, other)
 			}
 		}
 	}
 	by := map[any]*family{}
-	for _, id := range ids {
-		if steps[id] == nil {
+	for _, session := range sessions {
+		if steps[session] == nil {
 			continue
 		}
-		f := by[sets.of(id)]
+		f := by[sets.of(session)]
 		if f == nil {
 			f = newFamily()
-			by[sets.of(id)] = f
+			by[sets.of(session)] = f
 			out = append(out, f)
 		}
-		f.ids = append(f.ids, id)
-		f.of[id] = map[extent]bool{}
-		for at, s := range steps[id] {
-			f.of[id][at] = true
+		f.sessions = append(f.sessions, session)
+		f.of[session] = map[extent]bool{}
+		for at, s := range steps[session] {
+			f.of[session][at] = true
 			if f.steps[at] == nil {
 				f.bytes += at.Size
 			}
@@ -420,8 +470,8 @@ func (r *restoring) families(ctx context.Context, ids []string) (out []*family, 
 	return out, failed, nil
 }
 
-// disjoint are sets of sessions, by their ids, and of bundles, by where they are (R. Tarjan, "Efficiency of a good but
-// not linear set union algorithm", 1975).
+// disjoint are sets of sessions and of bundles (R. Tarjan, "Efficiency of a good but not linear set union algorithm",
+// 1975).
 type disjoint map[any]any
 
 // of returns what stands for the set that a member is in.
@@ -442,91 +492,66 @@ func (d disjoint) join(a, b any) {
 }
 
 // stepsOf returns the bundles that make a session.
-func (r *restoring) stepsOf(ctx context.Context, id string) (map[extent]*step, error) {
+func (r *restoring) stepsOf(ctx context.Context, session string) (map[extent]*step, error) {
 	steps := map[extent]*step{}
-	type need struct {
-		id string
-		at int // the run
+	needs := []*entry{r.at.sessions[session]}
+	seen := map[*entry]bool{}
+	before := func(session string, run int) error {
+		made, err := r.made(ctx, run)
+		if err != nil {
+			return err
+		}
+		if made[session] == nil {
+			return fmt.Errorf("%w: %s lacks session %s", ErrTarget, runName(r.at.generation, run), session)
+		}
+		needs = append(needs, made[session])
+		return nil
 	}
-	seen := map[need]bool{}
-	needs := []need{{id, r.at.Run}}
 	for len(needs) > 0 {
-		n := needs[len(needs)-1]
+		e := needs[len(needs)-1]
 		needs = needs[:len(needs)-1]
-		if seen[n] {
+		if e.Gone || seen[e] {
 			continue
 		}
-		seen[n] = true
-		e, err := r.entryAt(ctx, n.id, n.at)
+		seen[e] = true
+		s, err := r.step(ctx, steps, e)
 		if err != nil {
 			return nil, err
 		}
-		for id := n.id; ; {
-			if e == nil || e.Gone {
-				return nil, fmt.Errorf("%w: run %d of %s lacks session %q", ErrTarget, n.at, r.at.generation, id)
-			}
-			s := steps[e.Bundle]
-			if s == nil {
-				s = &step{run: e.Run, at: e.Bundle, whole: e.Before == 0 && e.Parent == "", was: e.Was}
-				steps[e.Bundle] = s
-			}
-			if !slices.Contains(s.ids, id) {
-				s.ids = append(s.ids, id)
-			}
-			if e.Parent != "" {
-				needs = append(needs, need{e.Parent, e.Run})
-			}
-			if e.Before == 0 {
-				break
-			}
-			made, err := r.made(ctx, e.Before)
-			if err != nil {
-				return nil, err
-			}
-			id = cmp.Or(e.Was, id)
-			e = made[id]
+		s.needed = append(s.needed, e.Session)
+		if e.Parent != nil {
+			err = before(e.Parent.Session, e.Parent.Run)
+		}
+		if err == nil && e.Before > 0 {
+			err = before(e.Session, e.Before)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return steps, nil
 }
 
-// entryAt returns the entry that a session had at a run.
-func (r *restoring) entryAt(ctx context.Context, id string, run int) (*entry, error) {
-	for e := r.at.sessions[id]; e != nil; {
-		if e.Run <= run {
-			return e, nil
-		}
-		if e.Gone || e.Before == 0 || e.Was != "" {
-			break
-		}
-		made, err := r.made(ctx, e.Before)
-		if err != nil {
-			return nil, err
-		}
-		e = made[id]
+// step returns the step with the bundle of an entry.
+func (r *restoring) step(ctx context.Context, steps map[extent]*step, e *entry) (*step, error) {
+	if s := steps[e.Bundle]; s != nil {
+		return s, nil
 	}
-	// The session was made anew since, or is gone.
-	x, err := r.indexAt(ctx, run)
+	s := &step{run: e.Run, at: e.Bundle, whole: e.Before == 0 && e.Parent == nil, sessions: map[string]string{e.ID: e.Session}}
+	made, err := r.made(ctx, e.Run)
 	if err != nil {
 		return nil, err
 	}
-	return x.sessions[id], nil
-}
-
-// indexAt returns where all sessions stood at a run.
-func (r *restoring) indexAt(ctx context.Context, run int) (*index, error) {
-	if x := r.indexes[run]; x != nil {
-		return x, nil
+	for _, other := range made {
+		if other.Bundle == e.Bundle {
+			s.sessions[other.ID] = other.Session
+		}
 	}
-	x, err := readIndex(ctx, r.from, r.at.generation, run)
-	if err != nil {
-		return nil, err
+	if e.Parent != nil {
+		s.sessions[e.Parent.ID] = e.Parent.Session
 	}
-	if len(r.indexes) == 2 { // Each has all sessions.
-		clear(r.indexes)
-	}
-	r.indexes[run] = x
-	return x, nil
+	steps[e.Bundle] = s
+	return s, nil
 }
 
 // made returns the entries that a run has made.
@@ -537,7 +562,7 @@ func (r *restoring) made(ctx context.Context, run int) (map[string]*entry, error
 	made := map[string]*entry{}
 	_, _, err := readRun(ctx, r.from, r.at.generation, run, func(e *entry) error {
 		if e.Run == run {
-			made[e.ID] = e
+			made[e.Session] = e
 		}
 		return nil
 	}, nil)
@@ -550,7 +575,7 @@ func (r *restoring) made(ctx context.Context, run int) (map[string]*entry, error
 // batch reads the bundles of some sessions into a store, and pushes them from there. failed are the errors of sessions
 // that can't be restored.
 func (r *restoring) batch(ctx context.Context, f *family) (failed []error, err error) {
-	if len(f.ids) == 0 {
+	if len(f.sessions) == 0 {
 		return nil, nil
 	}
 	st, done, err := r.scratch(ctx, f.bytes)
@@ -558,43 +583,42 @@ func (r *restoring) batch(ctx context.Context, f *family) (failed []error, err e
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	steps := slices.SortedFunc(maps.Values(f.steps), (*step).compare)
 	lost := map[string]bool{}    // sessions of the store that lack a bundle
 	broken := map[string]error{} // why sessions can't be restored
-	for _, s := range steps {
-		if !s.whole && slices.ContainsFunc(s.ids, func(id string) bool { return lost[id] }) {
+	for _, s := range slices.SortedFunc(maps.Values(f.steps), (*step).compare) {
+		if !s.whole && slices.ContainsFunc(s.needed, func(session string) bool { return lost[session] }) {
 			continue
 		}
 		err := r.read(ctx, st, s)
 		if err != nil && !errors.Is(err, ErrTarget) {
 			return failed, err
 		}
-		for _, id := range s.ids {
-			lost[id] = err != nil
+		for _, session := range s.needed {
+			lost[session] = err != nil
 		}
-		for _, id := range f.ids {
-			if err != nil && f.of[id][s.at] && broken[id] == nil {
-				broken[id] = err
+		for _, session := range f.sessions {
+			if err != nil && f.of[session][s.at] && broken[session] == nil {
+				broken[session] = err
 			}
 		}
 	}
-	var ids []string
-	for _, id := range f.ids {
-		if err := broken[id]; err != nil {
-			failed = append(failed, fmt.Errorf("session %q: %w", id, err))
+	var sessions []string
+	for _, session := range f.sessions {
+		if err := cmp.Or(broken[session], r.finish(ctx, st, session)); err != nil {
+			if !errors.Is(err, ErrTarget) {
+				return failed, err
+			}
+			failed = append(failed, fmt.Errorf("session %q: %w", r.names[session], err))
 			continue
 		}
-		if err := r.hide(ctx, st, id); err != nil {
-			return failed, err
-		}
-		ids = append(ids, id)
+		sessions = append(sessions, session)
 	}
-	if len(ids) == 0 {
+	if len(sessions) == 0 || r.check {
 		return failed, nil
 	}
-	if r.check {
-		some, err := r.compare(ctx, st, ids)
-		return append(failed, some...), err
+	ids := make([]string, len(sessions))
+	for i, session := range sessions {
+		ids[i] = r.names[session]
 	}
 	p, err := push.Sessions(ctx, st, r.to, push.Options{Sessions: ids, As: r.o.As, Progress: r.o.Progress})
 	r.out.Sessions = append(r.out.Sessions, p.Sessions...)
@@ -604,6 +628,17 @@ func (r *restoring) batch(ctx context.Context, f *family) (failed []error, err e
 	}
 	return failed, err
 }
+
+// A scratch is a store that bundles are read into. Its sessions have ids of their own, by their incarnations where
+// they come from.
+type scratch struct {
+	*turnstone.Store
+	prefix string
+	n      int // how many sessions had to make room
+}
+
+// id returns the id that a session has in the store.
+func (st *scratch) id(session string) string { return st.prefix + session }
 
 // scratch makes an empty store for bundles of some bytes.
 func (r *restoring) scratch(ctx context.Context, bytes int64) (_ *scratch, done func() error, err error) {
@@ -627,60 +662,18 @@ func (r *restoring) scratch(ctx context.Context, bytes int64) (_ *scratch, done 
 	if err != nil {
 		return nil, nil, errors.Join(err, e.Close(), remove())
 	}
-	return &scratch{Store: st}, func() error { return errors.Join(st.Close(), e.Close(), remove()) }, nil
-}
-
-// A scratch is a store that bundles are read into.
-type scratch struct {
-	*turnstone.Store
-	run  int               // whose bundles are read
-	away map[string]string // the ids that sessions have which had to give theirs to others in that run
-	n    int               // how many had to
-}
-
-// move gives a session another id, and the one that has that id already one that nobody asks for.
-func (st *scratch) move(ctx context.Context, from, to string) error {
-	if err := st.moveAway(ctx, to); err != nil {
-		return err
-	}
-	return st.rename(ctx, cmp.Or(st.away[from], from), to)
-}
-
-func (st *scratch) moveAway(ctx context.Context, id string) error {
-	st.n++
-	to := fmt.Sprintf("%d %s", st.n, rand.Text())
-	err := st.rename(ctx, id, to)
-	if errors.Is(err, turnstone.ErrSessionNotFound) {
-		return nil
-	}
-	if err == nil {
-		st.away[id] = to
-	}
-	return err
-}
-
-func (st *scratch) rename(ctx context.Context, from, to string) error {
-	s, err := st.Session(ctx, from)
-	if err != nil {
-		return err
-	}
-	return s.Rename(ctx, to)
+	return &scratch{Store: st, prefix: rand.Text() + "/"}, func() error { return errors.Join(st.Close(), e.Close(), remove()) }, nil
 }
 
 // read reads a bundle into a store.
-func (r *restoring) read(ctx context.Context, st *scratch, s *step) (err error) {
-	if s.run != st.run {
-		st.run, st.away = s.run, map[string]string{}
-	}
-	if s.was != "" {
-		err = st.move(ctx, s.was, s.ids[0])
-	}
-	if err == nil {
-		err = r.unbundle(ctx, st, s)
-	}
-	if s.whole && (errors.Is(err, turnstone.ErrExists) || errors.Is(err, turnstone.ErrDiverged) || errors.Is(err, turnstone.ErrConflict)) {
-		for _, id := range s.ids { // Another one has the id, which was deleted or is to get another id.
-			if err := st.moveAway(ctx, id); err != nil {
+func (r *restoring) read(ctx context.Context, st *scratch, s *step) error {
+	err := r.unbundle(ctx, st, s)
+	if s.whole && (errors.Is(err, turnstone.ErrDiverged) || errors.Is(err, turnstone.ErrConflict)) {
+		// The store that it comes from was put back to what it had been. What went on from the session as it was holds what
+		// it needs.
+		for _, session := range s.sessions {
+			st.n++
+			if err := st.rename(ctx, st.id(session), fmt.Sprint(st.prefix, st.n)); err != nil && !errors.Is(err, turnstone.ErrSessionNotFound) {
 				return err
 			}
 		}
@@ -692,15 +685,27 @@ func (r *restoring) read(ctx context.Context, st *scratch, s *step) (err error) 
 	return nil
 }
 
+func (st *scratch) rename(ctx context.Context, from, to string) error {
+	s, err := st.Session(ctx, from)
+	if err != nil {
+		return err
+	}
+	return s.Rename(ctx, to)
+}
+
 func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	o, err := r.from.Get(ctx, packPath(r.at.generation, s.at.Pack), s.at.Offset, s.at.Size)
 	if err != nil {
 		return lacking(err)
 	}
 	defer o.Close()
+	ids := map[string]string{}
+	for id, session := range s.sessions {
+		ids[id] = st.id(session)
+	}
 	hash := blake3.New()
 	kept := &failing{r: o}
-	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{})
+	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids})
 	if kept.err != nil {
 		return kept.err
 	}
@@ -714,12 +719,27 @@ func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	return fmt.Errorf("%w: %w", ErrTarget, err)
 }
 
-// hide tombstones the nodes of a session that were erased since.
-func (r *restoring) hide(ctx context.Context, st *scratch, id string) error {
-	nodes := r.erased.nodes[r.at.sessions[id].Genesis]
-	if len(nodes) == 0 {
-		return nil
+// finish compares a session that bundles have made with its entry, tombstones those of its nodes that were erased since,
+// and gives it its id.
+func (r *restoring) finish(ctx context.Context, st *scratch, session string) error {
+	e := r.at.sessions[session]
+	found, err := st.Standings(ctx, turnstone.StandingQuery{ID: st.id(session), At: []head.Revision{e.Revision}})
+	if err != nil {
+		return err
 	}
+	if len(found) != 1 || !e.standsFor(&found[0]) {
+		return fmt.Errorf("%w: it is not what the run says", ErrTarget)
+	}
+	if nodes := r.erased.nodes[session]; len(nodes) > 0 {
+		if err := hide(ctx, st, st.id(session), nodes); err != nil {
+			return err
+		}
+	}
+	return st.rename(ctx, st.id(session), r.names[session])
+}
+
+// hide tombstones nodes of a session, as far as it has them.
+func hide(ctx context.Context, st *scratch, id string, nodes []graph.ID) error {
 	s, err := st.Session(ctx, id)
 	if err != nil {
 		return err
@@ -739,30 +759,6 @@ func (r *restoring) hide(ctx context.Context, st *scratch, id string) error {
 		}
 	}
 	return nil
-}
-
-// compare compares sessions that bundles have made with their entries.
-func (r *restoring) compare(ctx context.Context, st *scratch, ids []string) (failed []error, err error) {
-	for some := range slices.Chunk(ids, turnstone.MaxPage) {
-		queries := make([]turnstone.StandingQuery, len(some))
-		for i, id := range some {
-			queries[i] = turnstone.StandingQuery{ID: id, At: []head.Revision{r.at.sessions[id].Revision}}
-		}
-		found, err := st.Standings(ctx, queries...)
-		if err != nil {
-			return failed, err
-		}
-		by := map[string]*turnstone.Standing{}
-		for i := range found {
-			by[found[i].ID] = &found[i]
-		}
-		for _, id := range some {
-			if s := by[id]; s == nil || !r.at.sessions[id].standsFor(s) {
-				failed = append(failed, fmt.Errorf("%w: session %q is not what the backup says", ErrTarget, id))
-			}
-		}
-	}
-	return failed, nil
 }
 
 // lacking says of an object that is not there that the target is damaged.

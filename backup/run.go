@@ -30,23 +30,27 @@ const (
 type running struct {
 	*backup
 	*index
-	report *Report
-	pack   *pack
-	whole  map[string]bool // sessions of which what comes after the last bundle can't be told
-	leaned map[string]bool // sessions that bundles of this run go on from without having an entry
+	report   *Report
+	pack     *pack
+	seen     map[string]bool // sessions that were compared
+	whole    map[string]bool // sessions of which what comes after the last bundle can't be told
+	switches uint64
 }
 
 // run makes one run.
-func (b *backup) run(ctx context.Context) (_ *Report, err error) {
-	r := &running{backup: b, report: &Report{}, whole: map[string]bool{}, leaned: map[string]bool{}}
+func (b *backup) run(ctx context.Context) (*Report, error) {
+	r := &running{backup: b, report: &Report{}, seen: map[string]bool{}, whole: map[string]bool{}}
 	x := b.at
 	b.at = nil // If the run fails, the next one reads what stands.
-	if x == nil {
+	if stands, err := b.stands(ctx, x); err != nil {
+		return nil, err
+	} else if !stands {
 		if x, err = b.newest(ctx, r.report); err != nil {
 			return nil, err
 		}
 	}
 	if x == nil || b.o.NewGeneration || b.due(x) {
+		var err error
 		if x, err = b.begin(ctx); err != nil {
 			return nil, err
 		}
@@ -62,14 +66,51 @@ func (b *backup) run(ctx context.Context) (_ *Report, err error) {
 		}
 		return nil, err
 	}
+	if newest, err := b.isNewest(ctx, x); err != nil {
+		return nil, err
+	} else if !newest {
+		return nil, fmt.Errorf("%w: it has begun a generation, or removed one", ErrOther)
+	}
 	b.at = x
 	r.report.Generation, r.report.Run, r.report.Time = x.generation, x.Run, x.Time
-	if b.o.Keep > 0 {
-		if r.report.Expired, err = Expire(ctx, b.to, b.now().Add(-b.o.Keep)); err != nil {
-			return nil, err
+	if b.o.Keep == 0 {
+		return r.report, nil
+	}
+	var err error
+	r.report.Expired, err = Expire(ctx, b.to, b.now().Add(-b.o.Keep))
+	return r.report, err
+}
+
+// stands reports whether the target has the newest generation as x has it.
+func (b *backup) stands(ctx context.Context, x *index) (bool, error) {
+	if x == nil || x.Run == 0 {
+		return false, nil
+	}
+	if newest, err := b.isNewest(ctx, x); err != nil || !newest {
+		return false, err
+	}
+	_, total, err := readRun(ctx, b.to, x.generation, x.Run, nil, nil)
+	if errors.Is(err, ErrTarget) {
+		return false, nil
+	}
+	return total == x.sum, err
+}
+
+// isNewest reports whether no generation with runs is newer than that of x, which is there.
+func (b *backup) isNewest(ctx context.Context, x *index) (bool, error) {
+	names, err := generations(ctx, b.to)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range slices.Backward(names) {
+		if name == x.generation {
+			return true, nil
+		}
+		if runs, err := runsOf(ctx, b.to, name); err != nil || runs > 0 {
+			return false, err
 		}
 	}
-	return r.report, nil
+	return false, nil
 }
 
 // newest returns where the newest generation stands, or nil if there is none that can go on.
@@ -86,7 +127,7 @@ func (b *backup) newest(ctx context.Context, r *Report) (*index, error) {
 		}
 		switch {
 		case errors.Is(err, ErrTarget):
-			r.Failed = append(r.Failed, fmt.Errorf("a new generation begins, as this one is damaged: %w", err))
+			r.Damaged = err
 			return nil, nil
 		case err != nil || x != nil:
 			return x, err
@@ -121,25 +162,51 @@ func (b *backup) begin(ctx context.Context) (*index, error) {
 	return newIndex(at.Format(generationTime) + "-" + hex.EncodeToString(random[:])), nil
 }
 
+// A ref names a session: by its incarnation, or else by its id.
+type ref struct{ session, id string }
+
 // all writes what has changed.
 func (r *running) all(ctx context.Context) error {
-	cursor, ids, err := r.changed(ctx)
+	if err := r.noteErased(ctx, false); err != nil {
+		return err
+	}
+	cursor, refs, err := r.changed(ctx)
 	if err != nil {
 		return err
 	}
-	r.report.Compared = len(ids)
-	for some := range slices.Chunk(ids, turnstone.MaxPage) {
-		if err := r.some(ctx, some, 0); err != nil {
+	if err := r.pages(ctx, refs); err != nil {
+		return err
+	}
+	if r.report.AllOfThem { // Those that are not in the list are gone, or were renamed while it was read.
+		var rest []ref
+		for session, e := range r.sessions {
+			if !e.Gone && !r.seen[session] {
+				rest = append(rest, ref{session: session})
+			}
+		}
+		if err := r.pages(ctx, rest); err != nil {
 			return err
 		}
 	}
-	if err := r.noteErased(ctx); err != nil {
+	if err := r.noteErased(ctx, true); err != nil {
 		return err
+	}
+	if len(r.report.Failed) > 0 { // The next run is to look at them again.
+		cursor = r.Cursor
 	}
 	if r.Run == r.Complete && r.Run > 0 && len(r.made[r.Run+1]) == 0 && r.Cursor == cursor && !r.knowsMore() {
 		return nil
 	}
 	return r.flush(ctx, cursor, true)
+}
+
+func (r *running) pages(ctx context.Context, refs []ref) error {
+	for some := range slices.Chunk(refs, turnstone.MaxPage/2) {
+		if err := r.some(ctx, some, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // knowsMore reports whether the run has learned of erasures.
@@ -152,74 +219,62 @@ func (r *running) knowsMore() bool {
 	return false
 }
 
-// changed returns the ids of the sessions that may have changed since the last run, and up to where the feed was read.
-func (r *running) changed(ctx context.Context) (turnstone.Cursor, []string, error) {
+// changed returns the sessions that may have changed since the last run, and up to where the feed was read.
+func (r *running) changed(ctx context.Context) (turnstone.Cursor, []ref, error) {
 	var cursor turnstone.Cursor
 	switch feed, err := r.st.Feed(ctx); {
 	case errors.Is(err, turnstone.ErrFeedOff):
 	case err != nil:
 		return "", nil, err
 	case feed.Records:
-		cursor = feed.End
+		cursor, r.switches = feed.End, feed.Switches
 	}
-	if cursor != "" && r.Cursor != "" {
-		ids, told, err := r.told(ctx, cursor)
+	if cursor != "" && r.Cursor != "" && r.Switches == r.switches && r.Store == r.st.ID() {
+		refs, told, err := r.told(ctx, cursor)
 		if err != nil || told {
-			return cursor, ids, err
+			return cursor, refs, err
 		}
 	}
 	r.report.AllOfThem = true
 	ids, err := push.List(ctx, r.st, "", time.Time{})
-	if err != nil {
-		return "", nil, err
+	refs := make([]ref, len(ids))
+	for i, id := range ids {
+		refs[i].id = id
 	}
-	listed := map[string]bool{}
-	for _, id := range ids {
-		listed[id] = true
-	}
-	for id, e := range r.sessions {
-		if !e.Gone && !listed[id] {
-			ids = append(ids, id)
-		}
-	}
-	return cursor, ids, nil
+	return cursor, refs, err
 }
 
 // told reads in the feed which sessions have changed up to a cursor. ok is false if it does not tell.
-func (r *running) told(ctx context.Context, end turnstone.Cursor) (ids []string, ok bool, err error) {
+func (r *running) told(ctx context.Context, end turnstone.Cursor) (refs []ref, ok bool, err error) {
 	if r.Cursor == end {
 		return nil, true, nil
 	}
-	seen := map[string]bool{}
+	told := map[string]bool{}
 	for c, err := range r.st.Watch(ctx, r.Cursor) {
 		switch {
 		case errors.Is(err, turnstone.ErrCursorExpired), errors.Is(err, turnstone.ErrFeedOff), errors.Is(err, turnstone.ErrInvalid):
 			return nil, false, nil
 		case err != nil:
 			return nil, false, err
-		case c.Session == "": // It was erased, and nothing tells what its id was.
-			return nil, false, nil
 		}
-		for _, id := range []string{c.Session, c.To} {
-			if id != "" && !seen[id] {
-				seen[id] = true
-				ids = append(ids, id)
-			}
+		if !told[c.Incarnation] {
+			told[c.Incarnation] = true
+			refs = append(refs, ref{session: c.Incarnation})
 		}
 		if c.Cursor == end {
 			break
 		}
 	}
-	return ids, true, nil
+	return refs, true, nil
 }
 
 // noteErased notes what the store has erased that the backup does not know of.
-func (r *running) noteErased(ctx context.Context) error {
+func (r *running) noteErased(ctx context.Context, during bool) error {
 	for e, err := range r.st.Erasures(ctx) {
 		if err != nil {
 			return err
 		}
-		if one := (&erasure{Erased: e, Run: r.Run + 1}); r.erased[one.what()] == nil {
+		if one := (&erasure{Erased: e, Store: r.st.ID(), Run: r.Run + 1, During: during}); r.erased[one.what()] == nil {
 			r.erased[one.what()] = one
 		}
 	}
@@ -230,23 +285,22 @@ func (r *running) noteErased(ctx context.Context) error {
 type change struct {
 	turnstone.Standing
 	since  head.Revision
-	before int    // the run whose bundle goes before; 0 if all is written
-	was    string // the id at that run, if it was another one
+	before int // the run whose bundle goes before; 0 if all is written
 	with   []*change
-	joined bool // It is written, or in the bundle of another one.
+	done   bool // It is written, or in the bundle of another one.
 }
 
 // some writes what has changed of some sessions. attempt counts how often that was not possible.
-func (r *running) some(ctx context.Context, ids []string, attempt int) error {
-	changes, err := r.compare(ctx, ids)
+func (r *running) some(ctx context.Context, refs []ref, attempt int) error {
+	changes, err := r.compare(ctx, refs, attempt)
 	if err != nil {
 		return err
 	}
-	// A new fork is written with its parent, if that is new as well.
 	by := map[string]*change{}
 	for _, c := range changes {
 		by[c.ID] = c
 	}
+	// A new fork is written with its parent, if that is new as well.
 	root := func(c *change) *change {
 		for range maxGroup {
 			p := by[c.Parent]
@@ -259,17 +313,17 @@ func (r *running) some(ctx context.Context, ids []string, attempt int) error {
 	}
 	if attempt < attempts/2 {
 		for _, c := range changes {
-			if to := root(c); to != c && !to.joined && len(c.with) == 0 && len(to.with) < maxGroup-1 {
-				to.with, c.joined = append(to.with, c), true
+			if to := root(c); to != c && !to.done && len(c.with) == 0 && len(to.with) < maxGroup-1 {
+				to.with, c.done = append(to.with, c), true
 			}
 		}
 	}
 	var write func(c *change) error
 	write = func(c *change) error {
-		if c.joined {
+		if c.done {
 			return nil
 		}
-		c.joined = true
+		c.done = true
 		if p := by[c.Parent]; p != nil { // Its entry is what the bundle of c goes on from.
 			if err := write(p); err != nil {
 				return err
@@ -286,75 +340,91 @@ func (r *running) some(ctx context.Context, ids []string, attempt int) error {
 }
 
 // compare returns which of some sessions have changed, and notes which are gone.
-func (r *running) compare(ctx context.Context, ids []string) ([]*change, error) {
-	queries := make([]turnstone.StandingQuery, len(ids))
-	for i, id := range ids {
-		queries[i].ID = id
-		if e := r.alive(id); e != nil {
-			queries[i].At = []head.Revision{e.Revision}
+func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*change, err error) {
+	var queries []turnstone.StandingQuery
+	wanted := map[string]string{} // the sessions that are looked for, by their ids
+	asked := map[string]string{}  // of which session the revision is asked for, by the id
+	for _, of := range refs {
+		session := of.session
+		if session == "" {
+			session = r.ids[of.id]
+		} else {
+			s, err := r.st.SessionByIncarnation(ctx, session)
+			switch {
+			case errors.Is(err, turnstone.ErrSessionNotFound), errors.Is(err, turnstone.ErrSessionDeleted):
+				r.gone(session)
+				continue
+			case errors.Is(err, damage.ErrDamaged):
+				r.fail(session, err)
+				continue
+			case err != nil:
+				return nil, err
+			}
+			of.id = s.ID()
+			wanted[of.id] = session
 		}
+		q := turnstone.StandingQuery{ID: of.id}
+		if e := r.alive(session); e != nil {
+			q.At = []head.Revision{e.Revision}
+		}
+		asked[of.id] = session
+		queries = append(queries, q)
 	}
 	found, err := r.standings(ctx, queries)
 	if err != nil {
 		return nil, err
 	}
-	there := map[string]bool{}
-	var out []*change
+	var again []ref
 	for i := range found {
 		s := &found[i]
-		there[s.ID] = true
-		c := &change{Standing: *s}
-		e := r.alive(s.ID)
-		switch {
-		case e == nil || !e.standsFor(s):
-			if e, err = r.renamed(ctx, s); err != nil {
-				return nil, err
-			}
-			if e != nil {
-				c.was = e.ID
-			}
-		case s.Revision == e.Revision && s.Rest == e.Rest:
+		if session := wanted[s.ID]; session == s.Incarnation {
+			delete(wanted, s.ID)
+		}
+		if r.seen[s.Incarnation] && attempt == 0 {
 			continue
 		}
-		if e != nil && !r.whole[s.ID] {
-			c.since, c.before = cmp.Or(e.Revision, turnstone.RevisionZero), e.Run
-		} else {
-			c.was = ""
+		c := &change{Standing: *s}
+		if e := r.alive(s.Incarnation); e != nil && asked[s.ID] != s.Incarnation {
+			again = append(again, ref{session: s.Incarnation})
+			continue
+		} else if e != nil && e.standsFor(s) {
+			if s.Revision == e.Revision && s.Rest == e.Rest && s.ID == e.ID {
+				r.saw(s.Incarnation)
+				continue
+			}
+			if !r.whole[s.Incarnation] {
+				c.since, c.before = cmp.Or(e.Revision, turnstone.RevisionZero), e.Run
+			}
 		}
+		r.saw(s.Incarnation)
 		out = append(out, c)
 	}
-	for _, id := range ids {
-		if r.alive(id) != nil && !there[id] && !r.failed(id) {
-			r.set(&entry{ID: id, Run: r.Run + 1, Gone: true})
-			r.report.Gone++
+	for id, session := range wanted {
+		if !r.failed(id) { // It was renamed or deleted meanwhile.
+			again = append(again, ref{session: session})
 		}
 	}
-	return out, nil
+	if len(again) == 0 || attempt == attempts {
+		return out, nil
+	}
+	more, err := r.compare(ctx, again, attempt+1)
+	return append(out, more...), err
 }
 
-// renamed returns the entry of a session under the id that it had at the last run, or nil if that is not known.
-func (r *running) renamed(ctx context.Context, s *turnstone.Standing) (*entry, error) {
-	e := r.alive(r.by[s.Genesis])
-	if e == nil || e.ID == s.ID {
-		return nil, nil
+func (r *running) saw(session string) {
+	if !r.seen[session] {
+		r.seen[session] = true
+		r.report.Compared++
 	}
-	found, err := r.standings(ctx, []turnstone.StandingQuery{{ID: s.ID, At: []head.Revision{e.Revision}}, {ID: e.ID}})
-	if err != nil {
-		return nil, err
+}
+
+// gone notes that a session is not there any more.
+func (r *running) gone(session string) {
+	r.saw(session)
+	if r.alive(session) != nil {
+		r.set(&entry{Session: session, Run: r.Run + 1, Gone: true})
+		r.report.Gone++
 	}
-	stands := false
-	for i := range found {
-		switch {
-		case found[i].ID == s.ID:
-			stands = e.standsFor(&found[i])
-		case found[i].Genesis == s.Genesis: // There are two of them.
-			return nil, nil
-		}
-	}
-	if !stands {
-		return nil, nil
-	}
-	return e, nil
 }
 
 // standsFor reports whether an entry is of an earlier time of a session. s.At has the commit at the entry's revision.
@@ -392,8 +462,14 @@ type sessionError struct {
 func (e *sessionError) Error() string { return fmt.Sprintf("session %q: %v", e.id, e.err) }
 func (e *sessionError) Unwrap() error { return e.err }
 
+// fail notes that a session can't be read. The backup keeps what it has of it.
 func (r *running) fail(id string, err error) {
-	r.report.Failed = append(r.report.Failed, &sessionError{id, err})
+	if session := r.ids[id]; session != "" {
+		r.seen[session] = true
+	}
+	if !r.failed(id) {
+		r.report.Failed = append(r.report.Failed, &sessionError{id, err})
+	}
 }
 
 // failed reports whether a session could not be read.
@@ -406,23 +482,18 @@ func (r *running) failed(id string) bool {
 
 // write writes the bundle of a session, and of those with it.
 func (r *running) write(ctx context.Context, c *change, attempt int) error {
-	of := []turnstone.Bundled{{ID: c.ID, Since: c.since}}
-	ids := []string{c.ID}
+	of := []turnstone.Bundled{{ID: c.ID, Since: c.since, Incarnation: c.Incarnation}}
+	refs := []ref{{session: c.Incarnation}}
 	for _, with := range c.with {
-		of = append(of, turnstone.Bundled{ID: with.ID})
-		ids = append(ids, with.ID)
+		of = append(of, turnstone.Bundled{ID: with.ID, Incarnation: with.Incarnation})
+		refs = append(refs, ref{session: with.Incarnation})
 	}
-	if c.before == 0 && r.leaned[c.ID] { // What goes on from it is to find it at the run before.
-		if err := r.flush(ctx, r.Cursor, false); err != nil {
-			return err
-		}
-	}
-	parent, err := r.parentOf(ctx, c, attempt)
+	p, since, err := r.parentOf(ctx, c, attempt)
 	if err != nil {
 		return err
 	}
-	if parent != nil {
-		of = append([]turnstone.Bundled{{ID: parent.ID, Since: cmp.Or(parent.Revision, turnstone.RevisionZero)}}, of...)
+	if p != nil {
+		of = append([]turnstone.Bundled{{ID: p.ID, Since: since, Incarnation: p.Session}}, of...)
 	}
 	if r.pack == nil {
 		r.pack = newPack(ctx, r.to, r.generation, r.Run+1)
@@ -434,13 +505,13 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	case ctx.Err() != nil, errors.Is(err, errEnded), errors.Is(err, io.ErrClosedPipe):
 		return err
 	case errors.Is(err, turnstone.ErrRevisionPruned) && again:
-		r.whole[c.ID] = true
-		return r.some(ctx, ids, attempt+1)
+		r.whole[c.Incarnation] = true
+		return r.some(ctx, refs, attempt+1)
 	case again && (errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, turnstone.ErrRevisionNotFound)):
-		return r.some(ctx, ids, attempt+1)
-	case errors.Is(err, damage.ErrDamaged) && len(ids) > 1:
-		for _, id := range ids {
-			if err := r.some(ctx, []string{id}, max(attempt, attempts/2)); err != nil {
+		return r.some(ctx, refs, attempt+1)
+	case errors.Is(err, damage.ErrDamaged) && len(of) > 1:
+		for _, one := range refs {
+			if err := r.some(ctx, []ref{one}, max(attempt+1, attempts/2)); err != nil {
 				return err
 			}
 		}
@@ -454,14 +525,10 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	at := extent{Pack: r.pack.name, Offset: begin, Size: r.pack.n - begin, Sum: sum(hash.Sum(nil))}
 	r.report.Bytes += at.Size
 	for _, one := range append([]*change{c}, c.with...) {
-		e := &entry{
-			ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: one.Revision, Commit: one.Commit, Rest: one.Rest, Bundle: at, Before: one.before, Was: one.was,
-		}
-		if parent != nil {
-			e.Parent = parent.ID
-			r.leaned[parent.ID] = true
-		}
-		r.set(e)
+		r.set(&entry{
+			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: one.Revision, Commit: one.Commit, Rest: one.Rest,
+			Bundle: at, Before: one.before, Parent: p,
+		})
 		r.report.Sessions++
 	}
 	if r.pack.n < packBytes {
@@ -470,18 +537,28 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	return r.flush(ctx, r.Cursor, false)
 }
 
-// parentOf returns the entry of the session that a new fork goes on from, or nil if it comes with a copy of what it
-// inherits.
-func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*entry, error) {
-	p := r.alive(c.Parent)
-	if c.Parent == "" || c.before > 0 || p == nil || attempt >= attempts/2 {
-		return nil, nil
+// parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and since when it is
+// written once more. It returns nil if the fork comes with a copy of what it inherits.
+func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent, head.Revision, error) {
+	if c.Parent == "" || c.before > 0 || attempt >= attempts/2 {
+		return nil, 0, nil
 	}
-	found, err := r.standings(ctx, []turnstone.StandingQuery{{ID: p.ID, At: []head.Revision{p.Revision}}})
-	if err != nil || len(found) != 1 || !p.standsFor(&found[0]) {
-		return nil, err
+	q := turnstone.StandingQuery{ID: c.Parent}
+	for range 2 { // The first answer says which session that is.
+		found, err := r.standings(ctx, []turnstone.StandingQuery{q})
+		if err != nil || len(found) != 1 {
+			return nil, 0, err
+		}
+		e := r.alive(found[0].Incarnation)
+		if e == nil {
+			return nil, 0, nil
+		}
+		if e.standsFor(&found[0]) {
+			return &parent{Session: e.Session, ID: c.Parent, Run: e.Run}, cmp.Or(e.Revision, turnstone.RevisionZero), nil
+		}
+		q.At = []head.Revision{e.Revision}
 	}
-	return p, nil
+	return nil, 0, nil
 }
 
 // flush stores what was written, and makes it a run. complete says that the run has come to all sessions.
@@ -492,13 +569,15 @@ func (r *running) flush(ctx context.Context, cursor turnstone.Cursor, complete b
 			return err
 		}
 	}
-	h := header{Time: r.now().UTC(), Complete: r.Complete, Cursor: cursor}
+	h := header{Time: r.now().UTC(), Complete: r.Complete, Store: r.st.ID(), Cursor: cursor, Switches: r.Switches}
+	if cursor != r.Cursor {
+		h.Switches = r.switches
+	}
 	if !h.Time.After(r.Time) {
 		h.Time = r.Time.Add(1)
 	}
 	if complete {
 		h.Complete = r.Run + 1
 	}
-	clear(r.leaned)
 	return r.writeRun(ctx, r.to, h)
 }

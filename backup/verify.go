@@ -39,6 +39,9 @@ func Verify(ctx context.Context, of Target, o VerifyOptions) (*Verified, error) 
 		return v, invalid("the target is nil")
 	}
 	names, err := generations(ctx, of)
+	if err == nil && len(names) == 0 {
+		err = ErrNoBackup
+	}
 	if err != nil {
 		return v, err
 	}
@@ -101,16 +104,11 @@ func (v *Verified) generation(ctx context.Context, of Target, name string, o *Ve
 	if err != nil {
 		return err
 	}
-	r := newRestoring(of, x)
+	ids := x.named()
+	r := newRestoring(of, x, ids)
 	r.check, r.o.Dir = true, o.Dir
-	var ids []string
-	for id, e := range x.sessions {
-		if !e.Gone {
-			ids = append(ids, id)
-		}
-	}
 	v.Sessions += len(ids)
-	failed, err := r.all(ctx, ids)
+	failed, err := r.all(ctx, slices.Collect(maps.Values(ids)))
 	v.Problems = append(v.Problems, failed...)
 	return err
 }

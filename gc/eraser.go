@@ -117,7 +117,7 @@ func (s Eraser) notesOf(ctx context.Context, incs []head.Incarnation) (out [][]b
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, s.Space.Erased(head.Genesis(inc, origin), graph.ID{}))
+		out = append(out, s.Space.Erased(inc, head.Genesis(inc, origin), graph.ID{}))
 	}
 	return out, nil
 }
@@ -178,7 +178,7 @@ func (s Eraser) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, 
 	genesis := head.Genesis(of.Inc, of.Origin)
 	notes := make([][]byte, len(ids))
 	for i, id := range ids {
-		notes[i] = s.Space.Erased(genesis, id)
+		notes[i] = s.Space.Erased(of.Inc, genesis, id)
 	}
 	if err := s.note(ctx, notes); err != nil {
 		return nil, removed.Result(err)

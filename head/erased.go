@@ -10,7 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// EncodeErased returns the record for key that a session or a node was erased at a time.
+// EncodeErased returns the record for key that a session, or a node of it, was erased at a time.
 func EncodeErased(key []byte, at time.Time) []byte {
 	return codec.Encode(key, keys.Erased, binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano())))
 }

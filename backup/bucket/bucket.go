@@ -125,8 +125,23 @@ func (t *bucket) List(ctx context.Context, dir string) iter.Seq2[string, error] 
 }
 
 func (t *bucket) Delete(ctx context.Context, name string) error {
-	if err := t.b.Delete(ctx, name); gcerrors.Code(err) != gcerrors.NotFound {
-		return err
+	if !strings.HasSuffix(name, "/") {
+		if err := t.b.Delete(ctx, name); gcerrors.Code(err) != gcerrors.NotFound {
+			return err
+		}
+		return nil
 	}
-	return nil
+	all := t.b.List(&blob.ListOptions{Prefix: name})
+	for {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = t.b.Delete(ctx, o.Key)
+		}
+		if err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+			return err
+		}
+	}
 }

@@ -33,10 +33,7 @@ type checker struct {
 // begin finds the session that the section brings forward, and what the turns build on.
 func (c *checker) begin(ctx context.Context) error {
 	in := c.in
-	in.id = in.about.ID
-	if c.options.As != "" {
-		in.id = c.options.As
-	}
+	in.id = c.options.ID(in.about.ID)
 	if err := errors.Join(c.options.CheckID(in.id), c.options.CheckAbout(in.about)); err != nil {
 		return err
 	}

@@ -24,9 +24,9 @@ import (
 
 // Options of Read.
 type Options struct {
-	As       string // the id of the only session of the bundle here, unless it is ""
-	Branch   string // under which name what a session has got that has diverged is kept as a branch, unless it is ""
-	MaxBytes int64  // that the bundle may expand to, or 0
+	ID       func(string) string // returns the id that a session gets here, by the one in the bundle
+	Branch   string              // under which name what a session has got that has diverged is kept as a branch, unless it is ""
+	MaxBytes int64               // that the bundle may expand to, or 0
 	// These refuse what no caller of this store could have stored.
 	CheckID     func(string) error
 	CheckAbout  func(*head.About) error

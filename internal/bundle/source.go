@@ -42,6 +42,9 @@ func (b *writer) openSource(ctx context.Context, from Source) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
+	if from.Inc != (head.Incarnation{}) && from.Inc != opened.Inc {
+		return nil, fmt.Errorf("%w: %q", history.ErrSessionDeleted, from.ID)
+	}
 	if from.Since > state.Head.Revision {
 		return nil, fmt.Errorf("%w: revision %d of session %q, which is at %d", history.ErrRevisionNotFound, from.Since, from.ID, state.Head.Revision)
 	}

@@ -17,6 +17,7 @@ import (
 
 // A Standing says where a session stands.
 type Standing struct {
+	Inc     head.Incarnation
 	Genesis head.CommitID
 	Head    Point
 	Parent  head.Incarnation // of a fork, else zero
@@ -32,7 +33,7 @@ func StandingOf(ctx context.Context, st history.Store, id string, at []head.Revi
 		return nil, err
 	}
 	return history.Read(ctx, s, func(l *history.Lifecycles) (*Standing, error) {
-		out := &Standing{Genesis: head.Genesis(s.Inc, s.Origin), Head: pointOf(state.Head.Base), At: make([]head.CommitID, len(at))}
+		out := &Standing{Inc: s.Inc, Genesis: head.Genesis(s.Inc, s.Origin), Head: pointOf(state.Head.Base), At: make([]head.CommitID, len(at))}
 		for i, r := range at {
 			switch {
 			case r == 0:

@@ -22,7 +22,8 @@ import (
 
 // A Source is a session to write to a bundle.
 type Source struct {
-	ID string
+	ID  string
+	Inc head.Incarnation // of the session, or zero: then it is the one that has the id
 	// Since is a revision that the other side has: only what comes after it is written.
 	Since head.Revision
 	There bool // The other side has the session, be it before its first commit.

@@ -50,8 +50,20 @@ func (st *Lifecycle) Keep(ctx context.Context, s *history.Session, name string, 
 		if err := st.checkRetained(ctx, s, h, life, at); err != nil {
 			return false, err
 		}
+		if err := st.tellKept(ctx, s, h, life, b); err != nil {
+			return false, err
+		}
 		return true, history.KeepRevision(s, head.Kept{Name: name, Revision: at}, true, st.Store.Limits.Kept, life, b)
 	})
+}
+
+// tellKept tells the feed that the names of kept revisions change.
+func (st *Lifecycle) tellKept(ctx context.Context, s *history.Session, h *head.Head, life *head.Life, b *engine.Batch) error {
+	vs, err := st.Engine.Get(ctx, st.Space.Feed())
+	if err == nil {
+		_, err = st.tell(b, vs[0], h, feed.Change{Kind: feed.Saved, Session: s.ID}, life.Epoch, st.Now())
+	}
+	return err
 }
 
 // checkKept fails with ErrExists if a name keeps another revision than r. key and value are
@@ -83,11 +95,12 @@ func (st *Lifecycle) checkRetained(ctx context.Context, s *history.Session, h *h
 // Release ends Keep. It is no error if the name keeps nothing.
 func (st *Lifecycle) Release(ctx context.Context, s *history.Session, name string) error {
 	key := st.Space.Ref(s.Inc, name)
-	return st.changeLife(ctx, s, func(_ *history.Change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
+	return st.changeLife(ctx, s, func(_ *history.Change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := st.Engine.Get(ctx, key)
 		if needed = err == nil && vs[0] != nil; needed {
 			life.Refs--
 			b.Delete(key)
+			err = st.tellKept(ctx, s, h, life, b)
 		}
 		return needed, err
 	})

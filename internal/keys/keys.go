@@ -21,7 +21,7 @@ const (
 	Attachment  = 'e' // incarnation, H(blob id): the session has this attachment
 	Fork        = 'f' // ancestor's incarnation, fork's incarnation
 	Cycle       = 'g' // the garbage-collection cycle
-	Erased      = 'E' // genesis, node id or zero: a session or a node was erased
+	Erased      = 'E' // incarnation, genesis, node id or zero: a session or a node was erased
 	Edge        = 'h' // H(blob id), kind of holder, holder: something refers to the blob
 	Count       = 'j' // H(blob id): how many edges there are
 	Life        = 'l' // incarnation: lifecycle
@@ -79,7 +79,7 @@ var widths = map[byte]int{
 	Store: 0, Copying: 0, Scrub: 0, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
-	Erased: 64, Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
+	Erased: 80, Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
 }
 
 // A Space makes the keys of one namespace.
@@ -192,15 +192,14 @@ func (s *Space) Head(id Hash) []byte { return s.key(Head, 0, id[:]) }
 // Predecessor returns the key that says that a session of this id is gone.
 func (s *Space) Predecessor(id Hash) []byte { return s.key(Predecessor, 0, id[:]) }
 
-// Erased returns the key of the record that a node of the session with a genesis was erased, or, with the zero node, the
-// session.
-func (s *Space) Erased(genesis, node [codec.HashSize]byte) []byte {
-	return s.key(Erased, 0, genesis[:], node[:])
+// Erased returns the key of the record that a session was erased, or, if node is not zero, a node of it.
+func (s *Space) Erased(inc Incarnation, genesis, node [codec.HashSize]byte) []byte {
+	return s.key(Erased, 0, inc[:], genesis[:], node[:])
 }
 
 // ErasedFields takes apart the fields of such a key.
-func ErasedFields(fields []byte) (genesis, node [codec.HashSize]byte) {
-	return [codec.HashSize]byte(fields), [codec.HashSize]byte(fields[codec.HashSize:])
+func ErasedFields(fields []byte) (inc Incarnation, genesis, node [codec.HashSize]byte) {
+	return Incarnation(fields), [codec.HashSize]byte(fields[16:]), [codec.HashSize]byte(fields[16+codec.HashSize:])
 }
 
 // Forgotten returns the key of the record that is written when predecessor records are removed.
