@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/turnstonedb/turnstone/blob"
@@ -42,9 +43,14 @@ type Written struct {
 // comes with a copy of what it inherits. The error matches history.ErrConflict if a session was changed meanwhile by
 // more than commits, so that what was to be written is gone: then what has been written is of no use.
 func Write(ctx context.Context, st history.Store, w io.Writer, of []Source) (*Written, error) {
-	z, err := compressor(w, zstd.SpeedBestCompression)
-	if err != nil {
-		return nil, err
+	z, ok := compressors.Get().(*zstd.Encoder)
+	if ok {
+		z.Reset(w)
+	} else {
+		var err error
+		if z, err = compressor(w, zstd.SpeedBestCompression); err != nil {
+			return nil, err
+		}
 	}
 	b := &writer{Store: st.Uncached(), frames: frameWriter{w: z, sum: codec.BundleHash.New()}, sent: map[blob.ID]bool{}, number: map[head.Incarnation]int{}}
 	if err := b.open(ctx, of); err != nil {
@@ -63,8 +69,16 @@ func Write(ctx context.Context, st history.Store, w io.Writer, of []Source) (*Wr
 	if err := b.frames.write(kindBundleEnd, bundleEnd(b.sections, sum)); err != nil {
 		return nil, err
 	}
-	return &b.written, z.Close()
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	z.Reset(nil)
+	compressors.Put(z)
+	return &b.written, nil
 }
+
+// compressors has the compressors of bundles that are written: to make one takes as long as to write a small session.
+var compressors sync.Pool
 
 // A writer is one call of Write.
 type writer struct {

@@ -186,7 +186,7 @@ class Pushing {
 		for (const [id, { here, there }] of await this.#pairs([...missing])) {
 			if (!here || !there) continue;
 			try {
-				out.of.push({ id, since: (await this.#lacks(here, there)).since });
+				out.of.push({ id, since: (await this.#lacks(here, there)).since || "zero" });
 			} catch (e) {
 				if (!(e instanceof RefusedError)) throw e;
 			}
@@ -207,7 +207,7 @@ class Pushing {
 				else out.same++;
 				return;
 			}
-			out.of.push({ id: here.id, since });
+			out.of.push({ id: here.id, since: there ? since || "zero" : 0 });
 		} catch (e) {
 			if (!(e instanceof RefusedError)) throw e;
 			if (!(e instanceof DivergedError && this.#o.branch)) {

@@ -343,12 +343,14 @@ export interface StandingQuery {
 /** Where a session stands, to compare it with where it does in another store. */
 export interface Standing {
 	id: string;
+	/** The session itself, another one in each store. */
+	incarnation: string;
 	/** The same in all stores that the session was brought to. */
 	genesis: string;
 	revision: number;
 	/** Before the first one, the genesis. */
 	commit: string;
-	/** Of an attached fork: the id of its parent. */
+	/** Of a fork: the id of its parent. */
 	parent?: string;
 	/** Stands for metadata, records, tombstones and kept revisions: where they are the same, it is. */
 	rest: string;
@@ -359,7 +361,8 @@ export interface Standing {
 /** A session to write to a bundle: all of it, or what came since a revision that the other store has. */
 export interface Bundled {
 	id: string;
-	since?: number;
+	/** "zero" is before the first revision; 0 is all of it. */
+	since?: number | "zero";
 }
 
 /** A session that came in a bundle: where it stood before, and where it stands. */

@@ -215,7 +215,7 @@ class Push:
                     since, _ = yield from self._lacks(here, there)
                 except errors.RefusedError:
                     continue
-                out.of.append(Bundled(id, since))
+                out.of.append(Bundled(id, since or "zero"))
         return out
 
     def _add(self, out: _Lacking, here: Standing, there: Standing | None) -> Steps:
@@ -238,7 +238,7 @@ class Push:
                 else:
                     out.same += 1
                 return
-            out.of.append(Bundled(here.id, since))
+            out.of.append(Bundled(here.id, since or "zero" if there else 0))
         self._tried.setdefault(id, Unbundled(id, there is None, there.revision if there else 0, 0, False))
 
     def _pairs(self, ids: list[str]) -> Steps:

@@ -417,7 +417,8 @@ class Bundled:
     """A session to write to a bundle: all of it, or what came since a revision that the other store has."""
 
     id: str
-    since: int = 0
+    since: int | Literal["zero"] = 0
+    """"zero" is before the first revision; 0 is all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +444,8 @@ class Standing:
     """Where a session stands, to compare it with where it does in another store."""
 
     id: str
+    incarnation: str
+    """The session itself, another one in each store."""
     genesis: str
     """The same in all stores that the session was brought to."""
     revision: int
@@ -456,7 +459,7 @@ class Standing:
 
     @classmethod
     def _of(cls, o: Object) -> Standing:
-        return cls(o["id"], o["genesis"], o["revision"], o["commit"], o.get("parent", ""), o["rest"], tuple(o.get("at") or ()))
+        return cls(o["id"], o["incarnation"], o["genesis"], o["revision"], o["commit"], o.get("parent", ""), o["rest"], tuple(o.get("at") or ()))
 
 
 @dataclass(frozen=True, slots=True)
