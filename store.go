@@ -113,7 +113,12 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 }
 
 // ID returns what the store is called by itself: 32 digits, random, the same for all who open it, and for copies of it.
-func (s *Store) ID() string { return hex.EncodeToString(s.record.ID[:]) }
+func (s *Store) ID() string {
+	if _, err := s.usable(context.Background()); err != nil {
+		return ""
+	}
+	return hex.EncodeToString(s.record.ID[:])
+}
 
 // Close ends the store's background work and waits for it. The engine stays
 // open, and so handles go on working until it is closed.

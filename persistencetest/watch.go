@@ -236,7 +236,10 @@ var watches = []behaviour{
 		s.must(s.Factory.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
 		now, err := s.Factory.Feed(ctx)
 		s.must(err)
-		s.equal("feed", now, turnstone.Feed{Begin: f.Begin, End: f.End, Keep: time.Hour, Records: true})
+		if now.Switches <= f.Switches {
+			s.Errorf("the feed was switched %d times and then %d times", f.Switches, now.Switches)
+		}
+		s.equal("feed", now, turnstone.Feed{Begin: f.Begin, End: f.End, Keep: time.Hour, Records: true, Switches: now.Switches})
 		told := make(chan string, 100)
 		watch, stop := context.WithCancel(ctx)
 		defer stop()
