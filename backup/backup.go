@@ -63,9 +63,9 @@ var ErrOther = errors.New("turnstone: another process makes a backup to the same
 
 // Options of Run and Follow.
 type Options struct {
-	// Keep is how long a backup is to be restored to each time of it. A generation goes when the next one began so long
-	// ago. Default 0: forever. What was erased in the store is gone from the target when all generations that begin before
-	// that are: after Keep and GenerationEvery at most.
+	// Keep is for how long a time can be restored. A run removes a generation if the next one had its first complete run so
+	// long ago. Default 0: nothing is removed. Content that is erased in the store is gone from the target when the
+	// generations that have it are: as long as runs are made, Keep and GenerationEvery later.
 	Keep time.Duration
 	// GenerationEvery is when a new generation begins, with a copy of all sessions. Default 7 days.
 	GenerationEvery time.Duration
@@ -73,7 +73,7 @@ type Options struct {
 	NewGeneration bool
 	// Every is the time from the end of a run to the next one of Follow. Default a minute.
 	Every time.Duration
-	// Report, if set, is called after each run of Follow.
+	// Report, if set, is called after each run of Follow, with what Run returns.
 	Report func(*Report, error)
 }
 
@@ -85,12 +85,12 @@ type Report struct {
 	Time       time.Time `json:"time"`             // to which the run can be restored
 	Compared   int       `json:"compared"`         // sessions that were compared with the backup
 	Sessions   int       `json:"sessions"`         // that have changed
-	Gone       int       `json:"gone"`             // that were deleted or renamed
+	Gone       int       `json:"gone"`             // that were deleted
 	Bytes      int64     `json:"bytes"`            // of packs
 	Expired    int       `json:"expired,omitzero"` // generations that were removed
 	AllOfThem  bool      `json:"all,omitzero"`     // all sessions were compared, as the feed could not tell which have changed
 	Damaged    error     `json:"-"`                // why the generation before can't go on, so that this one was begun; else nil
-	Failed     []error   `json:"-"`                // of sessions that could not be read; what the backup has of them is of the last run
+	Failed     []error   `json:"-"`                // a session each that could not be read; of these the backup has what it had, if anything
 }
 
 // Err returns the errors of sessions that could not be read.
@@ -103,10 +103,14 @@ func (r *Report) Err() error { return errors.Join(r.Failed...) }
 // If the feed of the store is on, and tells of records, Run reads from it which sessions have changed; see
 // turnstone.Store.StartFeed. Otherwise, and for the first run of a generation, it compares all sessions with the backup.
 //
-// Every object is read back, and compared with what was written. A run that was cut off has no effect on what can be
-// restored, and the next one goes on behind the last pack that it had written. Several processes may make backups to one
-// target, but only one at a time is of use: another one fails with ErrOther. The report is nil if there is an error.
-// Sessions that can't be read are in Report.Failed.
+// Every object is read back, and compared with what was written. A run that fails, or is cut off, has changed nothing of
+// what can be restored, or is complete. The next one goes on behind the last pack that it had written. Only one process
+// at a time is to make a backup to a target: of two, one fails with ErrOther. Sessions that can't be read are in
+// Report.Failed, and the next run looks at them again. The report is nil if there is an error, unless the run is complete
+// and what is kept no longer could not be removed.
+//
+// The store must not be put back to an earlier state behind Run, by a copy of its files or its database: the feed can't
+// tell what is different then. If it was, begin a generation.
 func Run(ctx context.Context, st *turnstone.Store, to Target, o Options) (*Report, error) {
 	b, err := newBackup(st, to, o)
 	if err != nil {
@@ -116,8 +120,8 @@ func Run(ctx context.Context, st *turnstone.Store, to Target, o Options) (*Repor
 }
 
 // Follow makes a run again and again until ctx ends, and returns the error of ctx. It keeps in memory where each session
-// stands in the backup, about 500 bytes a session, and needs not read the target. It goes on after errors, which Report
-// is told.
+// stands in the backup, about 500 bytes a session, and reads of the target only what the last run wrote. It goes on after
+// errors, which Report is told.
 func Follow(ctx context.Context, st *turnstone.Store, to Target, o Options) error {
 	o.NewGeneration = false
 	b, err := newBackup(st, to, o)

@@ -48,6 +48,9 @@ func (a *app) backup() *cobra.Command {
 			o.Keep, o.GenerationEvery, o.Every = time.Duration(keep), time.Duration(generationEvery), time.Duration(every)
 			out := printer{w: cmd.OutOrStdout()}
 			told := func(r *backup.Report) {
+				if r.Damaged != nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "turnstone: a new generation begins, as the last one is damaged:", clean(r.Damaged.Error()))
+				}
 				for _, err := range r.Failed {
 					fmt.Fprintln(cmd.ErrOrStderr(), "turnstone:", clean(err.Error()))
 				}
@@ -61,10 +64,12 @@ func (a *app) backup() *cobra.Command {
 				return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 					if every == 0 {
 						r, err := backup.Run(cmd.Context(), st, to, o)
+						if r != nil {
+							told(r)
+						}
 						if err != nil {
 							return err
 						}
-						told(r)
 						if len(r.Failed) > 0 {
 							return fmt.Errorf("%w: %d sessions are in the backup as they were before, or not at all", errDamaged, len(r.Failed))
 						}
@@ -73,6 +78,9 @@ func (a *app) backup() *cobra.Command {
 					o.Report = func(r *backup.Report, err error) {
 						if err != nil {
 							fmt.Fprintln(cmd.ErrOrStderr(), "turnstone:", clean(err.Error()))
+						}
+						if r == nil {
+							return
 						} else if r.Sessions+r.Gone > 0 || r.New || len(r.Failed) > 0 {
 							told(r)
 						}
@@ -130,6 +138,8 @@ func (a *app) backupList() *cobra.Command {
 					switch {
 					case asLines:
 						p.err = errors.Join(p.err, asJSON(p.w, g))
+					case g.Problem != "":
+						p.printf("%s  %s\n", g.Name, clean(g.Problem))
 					case g.Complete == 0:
 						p.printf("%s  not complete\n", g.Name)
 					default:
@@ -256,7 +266,9 @@ func (a *app) restore() *cobra.Command {
 			}
 			return withTarget(cmd.Context(), args[0], func(from backup.Target) error {
 				all, err := backup.Generations(cmd.Context(), from)
-				reaches := func(g backup.Generation) bool { return g.Complete > 0 && (o.At.IsZero() || !g.First.After(o.At)) }
+				reaches := func(g backup.Generation) bool {
+					return g.Problem != "" || g.Complete > 0 && (o.At.IsZero() || !g.First.After(o.At))
+				}
 				if err == nil && !slices.ContainsFunc(all, reaches) {
 					return backup.ErrNoBackup // before a store is made
 				}
