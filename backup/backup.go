@@ -67,7 +67,8 @@ type Options struct {
 	// long ago. Default 0: nothing is removed. Content that is erased in the store is gone from the target when the
 	// generations that have it are: as long as runs are made, Keep and GenerationEvery later.
 	Keep time.Duration
-	// GenerationEvery is when a new generation begins, with a copy of all sessions. Default 7 days.
+	// GenerationEvery is when a new generation begins, with a copy of all sessions. Default 7 days. After 10,000 runs one
+	// begins as well.
 	GenerationEvery time.Duration
 	// NewGeneration makes Run begin a new generation. Follow ignores it.
 	NewGeneration bool
@@ -90,7 +91,7 @@ type Report struct {
 	Expired    int       `json:"expired,omitzero"` // generations that were removed
 	AllOfThem  bool      `json:"all,omitzero"`     // all sessions were compared, as the feed could not tell which have changed
 	Damaged    error     `json:"-"`                // why the generation before can't go on, so that this one was begun; else nil
-	Failed     []error   `json:"-"`                // a session each that could not be read; of these the backup has what it had, if anything
+	Failed     []error   `json:"-"`                // what could not be read, a session each, the feed or the list of sessions; of a session the generation has what it had, if anything
 }
 
 // Err returns the errors of sessions that could not be read.

@@ -108,7 +108,7 @@ func began(generation string) (time.Time, error) {
 }
 
 // Expire removes the generations that are not needed to restore a time from before on, and returns how many. It keeps
-// the newest one that can be restored.
+// the newest one that can be restored, and that lacks no session of the store because it was damaged.
 func Expire(ctx context.Context, of Target, before time.Time) (removed int, err error) {
 	names, err := generations(ctx, of)
 	if err != nil {
@@ -125,8 +125,9 @@ func Expire(ctx context.Context, of Target, before time.Time) (removed int, err 
 		}
 		g, err := generationOf(ctx, of, name)
 		if err == nil && g.Complete > 0 && !g.First.After(before) && name != names[0] {
-			_, err = readIndex(ctx, of, name, g.Complete)
-			reached = err == nil
+			var x *index
+			x, err = readIndex(ctx, of, name, g.Complete)
+			reached = err == nil && x.Lacking == 0 // Else an earlier generation may have what it lacks.
 		}
 		if err != nil && !errors.Is(err, ErrTarget) {
 			return removed, err

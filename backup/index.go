@@ -35,6 +35,7 @@ type header struct {
 	Store    string           `json:"store"`             // turnstone.Store.ID
 	Cursor   turnstone.Cursor `json:"feed,omitempty"`    // up to which the feed has been followed
 	Switches uint64           `json:"switches,omitzero"` // turnstone.Feed.Switches then
+	Lacking  int              `json:"lacking,omitzero"`  // sessions of the store that could not be read, and of which the generation has nothing
 	Before   sum              `json:"before"`            // the hash of the run before
 	Entries  int              `json:"entries"`           // how many follow
 	Erased   int              `json:"erased,omitzero"`   // how many follow these
@@ -51,6 +52,7 @@ type entry struct {
 	Commit   head.CommitID `json:"commit,omitzero"`
 	Rest     string        `json:"rest,omitempty"`
 	Bundle   extent        `json:"bundle,omitzero"`
+	Content  int64         `json:"content,omitzero"` // bytes of contents in the bundle, before compression
 	Before   int           `json:"before,omitzero"`  // the run with the bundle that this one goes on from; 0 if it has all of the session
 	Parent   *parent       `json:"parent,omitempty"` // the session that has to be there before the bundle
 }
@@ -123,6 +125,14 @@ func (x *index) alive(session string) *entry {
 		return e
 	}
 	return nil
+}
+
+// all returns the entries. Those of no index are none.
+func (x *index) all() map[string]*entry {
+	if x == nil {
+		return nil
+	}
+	return x.sessions
 }
 
 // set makes e the entry of its session.
@@ -304,7 +314,7 @@ func (e *entry) check(run int) error {
 	p := e.Parent
 	switch {
 	case len(e.Session) != 32, e.Run <= span(run), e.Run > run, e.Before < 0, e.Before >= e.Run, len(e.Rest) > 64,
-		!e.Gone && (e.ID == "" || !named(e.Bundle.Pack) || e.Bundle.Offset < 0 || e.Bundle.Size <= 0 || e.Bundle.Size > 1<<50),
+		!e.Gone && (e.ID == "" || !named(e.Bundle.Pack) || e.Bundle.Offset < 0 || e.Bundle.Size <= 0 || e.Bundle.Size > 1<<50 || e.Content < 0 || e.Content > 1<<50),
 		len(e.ID) > turnstone.MaxSessionID,
 		p != nil && (len(p.Session) != 32 || p.Session == e.Session || p.ID == "" || len(p.ID) > turnstone.MaxSessionID || p.Run < 1 || p.Run > e.Run || e.Before > 0):
 		return fmt.Errorf("%w: the entry of session %.64q", ErrTarget, e.Session)

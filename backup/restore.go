@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/zeebo/blake3"
@@ -59,8 +60,10 @@ var ErrNoBackup = errors.New("turnstone: no backup of that time")
 // error matches turnstone.ErrDiverged, and turnstone.ErrExists if another session has the id: with RestoreOptions.As,
 // the one of the backup gets an id of its own. What is there and not in the backup stays.
 //
-// What Store.Erase and Session.Erase had erased since, as far as a run of the backup or the store that is restored to
-// knows, does not come back: the sessions are in Restored.Erased, and nodes come as tombstones. A fork whose parent is
+// What Store.Erase and Session.Erase have erased does not come back, as far as a run of the backup knows, or the store
+// that is restored to, if that is a *turnstone.Store: the sessions are in Restored.Erased, and nodes come as tombstones. A
+// session that came from one that was erased, or that it came from, counts as erased too, unless it lived when the last
+// run was made. A fork whose parent is
 // neither there nor restored comes with a copy of what it inherits.
 //
 // If some sessions can't be restored, the others are, and the error is that of all of them. A call that was cut off can
@@ -84,6 +87,9 @@ func Restore(ctx context.Context, from Target, to push.Peer, o RestoreOptions) (
 		return out, err
 	}
 	failed := erased.unknown
+	if x.Lacking > 0 && len(o.Sessions) == 0 {
+		failed = append(failed, fmt.Errorf("%w: %d sessions of the store could not be read when generation %s was made: an earlier one may have them", ErrTarget, x.Lacking, x.generation))
+	}
 	ids := x.named()
 	var sessions []string
 	take := func(id string) {
@@ -122,7 +128,7 @@ func (x *index) named() map[string]string {
 		if x.ids[e.ID] == session {
 			out[e.ID] = session
 		} else {
-			out[e.ID+"/"+session[:8]] = session
+			out[strings.ToValidUTF8(e.ID[:min(len(e.ID), turnstone.MaxSessionID-9)], "")+"/"+session[:8]] = session
 		}
 	}
 	return out
@@ -135,6 +141,7 @@ func at(ctx context.Context, from Target, when time.Time) (*index, *erasures, er
 		return nil, nil, err
 	}
 	erased := &erasures{since: map[erasedKey]bool{}, living: map[string]bool{}}
+	settled := false
 	for _, name := range slices.Backward(names) {
 		x, latest, err := readLast(ctx, from, name, when)
 		if errors.Is(err, ErrTarget) {
@@ -143,22 +150,18 @@ func at(ctx context.Context, from Target, when time.Time) (*index, *erasures, er
 			return nil, nil, err
 		}
 		if latest != nil {
-			if len(erased.living) == 0 {
-				for session, e := range latest.sessions {
+			for session, e := range latest.sessions {
+				if _, known := erased.living[session]; !known && !settled {
 					erased.living[session] = !e.Gone
 				}
 			}
+			settled = settled || latest.Complete > 0 && latest.Lacking == 0 // Then a session that it does not have is gone.
 			for key := range latest.erased {
 				erased.since[key] = true
 			}
 		}
 		if x == nil {
 			continue
-		}
-		for key, e := range x.erased { // What is there at the run is there after these.
-			if !e.During || e.Run < x.Run {
-				delete(erased.since, key)
-			}
 		}
 		return x, erased, nil
 	}
@@ -224,7 +227,7 @@ func readLast(ctx context.Context, from Target, generation string, when time.Tim
 	return x, latest, damaged
 }
 
-// erasures are what was erased after a run.
+// erasures are what was erased.
 type erasures struct {
 	since    map[erasedKey]bool
 	living   map[string]bool // the sessions that are there at the newest run
@@ -246,6 +249,9 @@ func (e *erasures) settle(ctx context.Context, x *index, to push.Peer) error {
 	}
 	about := func(k erasedKey, lives func(session string) (bool, error)) error {
 		for _, one := range by[k.genesis] {
+			if known := x.erased[k]; known != nil && (known.Run < one.Run || known.Run == one.Run && !known.During) {
+				continue // What the entry has is what was left.
+			}
 			if k.session != one.Session {
 				alive, err := lives(one.Session)
 				if err != nil {
@@ -277,7 +283,7 @@ func (e *erasures) settle(ctx context.Context, x *index, to push.Peer) error {
 			return err
 		}
 		k := (&erasure{Erased: one, Store: st.ID()}).what()
-		if x.erased[k] != nil || e.since[k] {
+		if e.since[k] {
 			continue
 		}
 		err := about(k, func(session string) (bool, error) {
@@ -319,6 +325,7 @@ func newRestoring(from Target, x *index, ids map[string]string) *restoring {
 type step struct {
 	run      int
 	at       extent
+	content  int64             // bytes that it has
 	whole    bool              // it needs nothing that was read before
 	sessions map[string]string // those in it, by the ids that they have there
 	needed   []string          // those of them that it is read for
@@ -337,7 +344,7 @@ type family struct {
 }
 
 const (
-	batchBytes = 8 << 20 // of bundles that a store in memory takes
+	batchBytes = 32 << 20 // of contents that a store in memory takes
 )
 
 // all restores sessions, a number of families at a time. failed are the errors of those that can't be restored.
@@ -462,7 +469,7 @@ func (r *restoring) families(ctx context.Context, sessions []string) (out []*fam
 		for at, s := range steps[session] {
 			f.of[session][at] = true
 			if f.steps[at] == nil {
-				f.bytes += at.Size
+				f.bytes += at.Size + steps[session][at].content
 			}
 			f.take(s)
 		}
@@ -537,7 +544,7 @@ func (r *restoring) step(ctx context.Context, steps map[extent]*step, e *entry) 
 	if s := steps[e.Bundle]; s != nil {
 		return s, nil
 	}
-	s := &step{run: e.Run, at: e.Bundle, whole: e.Before == 0 && e.Parent == nil, sessions: map[string]string{e.ID: e.Session}}
+	s := &step{run: e.Run, at: e.Bundle, content: e.Content, whole: e.Before == 0 && e.Parent == nil, sessions: map[string]string{e.ID: e.Session}}
 	made, err := r.made(ctx, e.Run)
 	if err != nil {
 		return nil, err
@@ -705,7 +712,7 @@ func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	}
 	hash := blake3.New()
 	kept := &failing{r: o}
-	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids})
+	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids, MaxBytes: 1<<20 + 4*s.content + 256*s.at.Size})
 	if kept.err != nil {
 		return kept.err
 	}

@@ -34,7 +34,10 @@ type running struct {
 	pack     *pack
 	seen     map[string]bool // sessions that were compared
 	whole    map[string]bool // sessions of which what comes after the last bundle can't be told
-	switches uint64
+	before   *index          // the generation before, if the run begins one
+	switches uint64          // of the feed that is followed
+	used     bool            // the pack has a bundle
+	missed   bool            // A session was not there any more under the id that it had in the list.
 }
 
 // run makes one run.
@@ -51,6 +54,7 @@ func (b *backup) run(ctx context.Context) (*Report, error) {
 	}
 	if x == nil || b.o.NewGeneration || b.due(x) {
 		var err error
+		r.before = x
 		if x, err = b.begin(ctx); err != nil {
 			return nil, err
 		}
@@ -61,7 +65,8 @@ func (b *backup) run(ctx context.Context) (*Report, error) {
 		if r.pack != nil {
 			err = cmp.Or(r.pack.abort(), err) // A pack that can't be stored is why its bundle was cut off.
 		}
-		if errors.Is(err, fs.ErrExist) {
+		newest, nerr := b.isNewest(ctx, x)
+		if errors.Is(err, fs.ErrExist) || nerr == nil && !newest && x.Run > 0 {
 			err = fmt.Errorf("%w: %w", ErrOther, err)
 		}
 		return nil, err
@@ -89,11 +94,11 @@ func (b *backup) stands(ctx context.Context, x *index) (bool, error) {
 	if newest, err := b.isNewest(ctx, x); err != nil || !newest {
 		return false, err
 	}
-	_, total, err := readRun(ctx, b.to, x.generation, x.Run, nil, nil)
+	h, err := readHeader(ctx, b.to, x.generation, x.Run)
 	if errors.Is(err, ErrTarget) {
 		return false, nil
 	}
-	return total == x.sum, err
+	return h.Time.Equal(x.Time) && h.Before == x.Before, err
 }
 
 // isNewest reports whether no generation with runs is newer than that of x, which is there.
@@ -139,7 +144,7 @@ func (b *backup) newest(ctx context.Context, r *Report) (*index, error) {
 // due reports whether a new generation is to begin.
 func (b *backup) due(x *index) bool {
 	at, err := began(x.generation)
-	return err != nil || b.now().Sub(at) >= b.o.GenerationEvery || x.Run >= maxRuns
+	return err != nil || x.Complete > 0 && b.now().Sub(at) >= b.o.GenerationEvery || x.Run >= maxRuns
 }
 
 // generationTime is what the name of a generation begins with; the rest tells apart those that begin at the same time.
@@ -187,17 +192,50 @@ func (r *running) all(ctx context.Context) error {
 		if err := r.pages(ctx, rest); err != nil {
 			return err
 		}
+		for n := 0; r.missed && n < attempts; n++ {
+			r.missed = false
+			ids, err := push.List(ctx, r.st, "", time.Time{})
+			if err == nil {
+				err = r.pages(ctx, refsTo(ids))
+			}
+			if err != nil {
+				return err
+			}
+		}
 	}
 	if err := r.noteErased(ctx, true); err != nil {
 		return err
 	}
+	h := header{Complete: r.Run + 1, Cursor: cursor, Switches: r.switches, Lacking: r.lacking()}
 	if len(r.report.Failed) > 0 { // The next run is to look at them again.
-		cursor = r.Cursor
+		h.Cursor, h.Switches = r.Cursor, r.Switches
 	}
-	if r.Run == r.Complete && r.Run > 0 && len(r.made[r.Run+1]) == 0 && r.Cursor == cursor && !r.knowsMore() {
+	if r.Run == r.Complete && r.Run > 0 && len(r.made[r.Run+1]) == 0 && r.Cursor == h.Cursor && r.Switches == h.Switches && r.Lacking == h.Lacking && !r.knowsMore() {
+		if r.pack != nil { // with what was begun of a session that can't be read
+			return r.pack.abort()
+		}
 		return nil
 	}
-	return r.flush(ctx, cursor, true)
+	return r.flush(ctx, h)
+}
+
+// lacking counts the sessions that could not be read, and of which the generation has nothing.
+func (r *running) lacking() (n int) {
+	for _, err := range r.report.Failed {
+		var of *sessionError
+		if !errors.As(err, &of) || r.ids[of.id] == "" && r.sessions[of.id] == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func refsTo(ids []string) []ref {
+	refs := make([]ref, len(ids))
+	for i, id := range ids {
+		refs[i].id = id
+	}
+	return refs
 }
 
 func (r *running) pages(ctx context.Context, refs []ref) error {
@@ -224,6 +262,8 @@ func (r *running) changed(ctx context.Context) (turnstone.Cursor, []ref, error) 
 	var cursor turnstone.Cursor
 	switch feed, err := r.st.Feed(ctx); {
 	case errors.Is(err, turnstone.ErrFeedOff):
+	case errors.Is(err, damage.ErrDamaged):
+		r.report.Failed = append(r.report.Failed, fmt.Errorf("the feed: %w", err))
 	case err != nil:
 		return "", nil, err
 	case feed.Records:
@@ -235,13 +275,22 @@ func (r *running) changed(ctx context.Context) (turnstone.Cursor, []ref, error) 
 			return cursor, refs, err
 		}
 	}
-	r.report.AllOfThem = true
 	ids, err := push.List(ctx, r.st, "", time.Time{})
-	refs := make([]ref, len(ids))
-	for i, id := range ids {
-		refs[i].id = id
+	if !errors.Is(err, damage.ErrDamaged) {
+		r.report.AllOfThem = true
+		return cursor, refsTo(ids), err
 	}
-	return cursor, refs, err
+	// Nothing tells which sessions there are, but for those that were there before.
+	r.report.Failed = append(r.report.Failed, fmt.Errorf("the list of sessions: %w", err))
+	var refs []ref
+	for _, x := range []*index{r.index, r.before} {
+		for session, e := range x.all() {
+			if !e.Gone {
+				refs = append(refs, ref{session: session})
+			}
+		}
+	}
+	return "", refs, nil
 }
 
 // told reads in the feed which sessions have changed up to a cursor. ok is false if it does not tell.
@@ -253,6 +302,9 @@ func (r *running) told(ctx context.Context, end turnstone.Cursor) (refs []ref, o
 	for c, err := range r.st.Watch(ctx, r.Cursor) {
 		switch {
 		case errors.Is(err, turnstone.ErrCursorExpired), errors.Is(err, turnstone.ErrFeedOff), errors.Is(err, turnstone.ErrInvalid):
+			return nil, false, nil
+		case errors.Is(err, damage.ErrDamaged):
+			r.report.Failed = append(r.report.Failed, fmt.Errorf("the feed: %w", err))
 			return nil, false, nil
 		case err != nil:
 			return nil, false, err
@@ -375,8 +427,10 @@ func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*
 		return nil, err
 	}
 	var again []ref
+	there := map[string]bool{}
 	for i := range found {
 		s := &found[i]
+		there[s.ID] = true
 		if session := wanted[s.ID]; session == s.Incarnation {
 			delete(wanted, s.ID)
 		}
@@ -386,6 +440,9 @@ func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*
 		c := &change{Standing: *s}
 		if e := r.alive(s.Incarnation); e != nil && asked[s.ID] != s.Incarnation {
 			again = append(again, ref{session: s.Incarnation})
+			continue
+		} else if e != nil && e.Run > r.Run { // It was written before, in this run.
+			r.saw(s.Incarnation)
 			continue
 		} else if e != nil && e.standsFor(s) {
 			if s.Revision == e.Revision && s.Rest == e.Rest && s.ID == e.ID {
@@ -398,6 +455,11 @@ func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*
 		}
 		r.saw(s.Incarnation)
 		out = append(out, c)
+	}
+	for i := range queries {
+		if id := queries[i].ID; wanted[id] == "" && !there[id] && !r.failed(id) {
+			r.missed = true
+		}
 	}
 	for id, session := range wanted {
 		if !r.failed(id) { // It was renamed or deleted meanwhile.
@@ -499,7 +561,7 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 		r.pack = newPack(ctx, r.to, r.generation, r.Run+1)
 	}
 	begin, hash := r.pack.n, blake3.New()
-	_, err = r.st.Bundle(ctx, io.MultiWriter(r.pack, hash), of...)
+	bundled, err := r.st.Bundle(ctx, io.MultiWriter(r.pack, hash), of...)
 	switch again := attempt+1 < attempts; {
 	case err == nil:
 	case ctx.Err() != nil, errors.Is(err, errEnded), errors.Is(err, io.ErrClosedPipe):
@@ -527,14 +589,15 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	for _, one := range append([]*change{c}, c.with...) {
 		r.set(&entry{
 			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: one.Revision, Commit: one.Commit, Rest: one.Rest,
-			Bundle: at, Before: one.before, Parent: p,
+			Bundle: at, Content: bundled.Content, Before: one.before, Parent: p,
 		})
 		r.report.Sessions++
 	}
+	r.used = true
 	if r.pack.n < packBytes {
 		return nil
 	}
-	return r.flush(ctx, r.Cursor, false)
+	return r.flush(ctx, header{Complete: r.Complete, Cursor: r.Cursor, Switches: r.Switches, Lacking: r.Lacking})
 }
 
 // parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and since when it is
@@ -561,23 +624,24 @@ func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent
 	return nil, 0, nil
 }
 
-// flush stores what was written, and makes it a run. complete says that the run has come to all sessions.
-func (r *running) flush(ctx context.Context, cursor turnstone.Cursor, complete bool) error {
+// flush stores what was written, and makes it a run with a header.
+func (r *running) flush(ctx context.Context, h header) error {
 	if p := r.pack; p != nil {
 		r.pack = nil
-		if err := p.close(ctx, r.to); err != nil {
+		var err error
+		if r.used {
+			err = p.close(ctx, r.to)
+		} else {
+			err = p.abort()
+		}
+		if err != nil {
 			return err
 		}
+		r.used = false
 	}
-	h := header{Time: r.now().UTC(), Complete: r.Complete, Store: r.st.ID(), Cursor: cursor, Switches: r.Switches}
-	if cursor != r.Cursor {
-		h.Switches = r.switches
-	}
+	h.Time, h.Store = r.now().UTC(), r.st.ID()
 	if !h.Time.After(r.Time) {
 		h.Time = r.Time.Add(1)
-	}
-	if complete {
-		h.Complete = r.Run + 1
 	}
 	return r.writeRun(ctx, r.to, h)
 }
