@@ -1,7 +1,7 @@
-// An erasure has three steps. First it reads which incarnations and blobs to remove. Then it
-// calls the functions that the caller passed: one deletes the session or tombstones the nodes,
-// the other vacuums. Between them it notes what is erased. Finally it looks for content that is still stored. Content is rightly still
-// there for two reasons:
+// An erasure has four steps. First it reads which incarnations and blobs to remove. Then it
+// calls the function that the caller passed to delete the session, or tombstone the nodes, and
+// notes what is erased, for backups. Then it calls the one that vacuums. Finally it looks for
+// content that is still stored. Content is rightly still there for two reasons:
 //
 //   - A fork, or the session that was forked, still shows the content.
 //   - Another session, or an upload, has equal bytes.
