@@ -2,10 +2,15 @@
 // changed, and restores them as they were at any time that is kept.
 //
 //	backup.go   what the caller sees of a backup, and Follow
-//	run.go      one run: which sessions have changed, and what is written of them
+//	run.go      one run, from the newest generation to a new object of it
+//	changed.go  which sessions have changed
+//	write.go    the bundles that are written of them
 //	pack.go     bundles in objects
 //	index.go    the objects that say which sessions are where
-//	restore.go  which bundles make a session, and a store that has them
+//	restore.go  which run is restored, and the sessions of it
+//	erased.go   what was erased, and stays so
+//	chain.go    which bundles make a session
+//	scratch.go  a store that the bundles are read into
 //	verify.go   reads all that is kept
 //	expire.go   generations, and those that are kept no longer
 //	dir.go      a directory as a target
