@@ -86,6 +86,9 @@ type UnbundleOptions struct {
 	// use moves, and what it kept is retained no longer: give each other side a name of its own. If the session has not
 	// diverged, Branch has no effect.
 	Branch string
+	// Exact makes a session that exists what it is in the bundle: it loses the records and the kept revisions' names that
+	// the bundle does not have, and gets the values that it has. It is for a copy that nobody else writes to.
+	Exact bool
 	// MaxBytes is how many bytes the bundle may expand to, for bundles that come from strangers. Default: no limit.
 	MaxBytes int64
 }
@@ -149,7 +152,7 @@ func (s *Store) Unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*
 
 func (s *Store) unbundle(ctx context.Context, r io.Reader, o UnbundleOptions) (*UnbundleReport, error) {
 	received, err := bundle.Read(ctx, s.lifecycle, r, bundle.Options{
-		ID: func(id string) string { return cmp.Or(o.As, o.IDs[id], id) }, Branch: o.Branch, MaxBytes: o.MaxBytes, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
+		ID: func(id string) string { return cmp.Or(o.As, o.IDs[id], id) }, Branch: o.Branch, MaxBytes: o.MaxBytes, Exact: o.Exact, CheckID: checkSessionID, CheckTurn: checkTurn, CheckRecord: checkRecord,
 		CheckAbout: func(a *head.About) error {
 			_, err := CheckMetadata(a.Metadata)
 			return err

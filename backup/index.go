@@ -53,6 +53,7 @@ type entry struct {
 	Rest     string        `json:"rest,omitempty"`
 	Bundle   extent        `json:"bundle,omitzero"`
 	Content  int64         `json:"content,omitzero"` // bytes of contents in the bundle, before compression
+	Exact    bool          `json:"exact,omitzero"`   // The session stood like this before and after the bundle was written.
 	Before   int           `json:"before,omitzero"`  // the run with the bundle that this one goes on from; 0 if it has all of the session
 	Parent   *parent       `json:"parent,omitempty"` // the session that has to be there before the bundle
 }

@@ -94,7 +94,7 @@ func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	}
 	hash := blake3.New()
 	kept := &failing{r: o}
-	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids, MaxBytes: 1<<20 + 4*s.content + 256*s.at.Size})
+	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids, Exact: true, MaxBytes: 1<<20 + 4*s.content + 256*s.at.Size})
 	if kept.err != nil {
 		return kept.err
 	}
@@ -116,7 +116,7 @@ func (r *restoring) finish(ctx context.Context, st *scratch, session string) err
 	if err != nil {
 		return err
 	}
-	if len(found) != 1 || !e.standsFor(&found[0]) {
+	if len(found) != 1 || !e.standsFor(&found[0]) || r.check && e.Exact && (found[0].Revision != e.Revision || found[0].Rest != e.Rest) {
 		return fmt.Errorf("%w: it is not what the run says", ErrTarget)
 	}
 	if nodes := r.erased.nodes[session]; len(nodes) > 0 {

@@ -31,7 +31,7 @@ func (v *Verified) Err() error { return errors.Join(v.Problems...) }
 
 // Verify reads all that a target has, and computes every hash. Each run has the hash of the run before, so nothing can
 // be missing in between. Of each generation it also restores all sessions of the last run into stores of its own, and
-// compares them with what the run says. What is damaged is in the report. The error says that Verify could not go on; the
+// compares where they stand with what the run says. What is damaged is in the report. The error says that Verify could not go on; the
 // report is never nil.
 func Verify(ctx context.Context, of Target, o VerifyOptions) (*Verified, error) {
 	v := &Verified{}

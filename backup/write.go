@@ -114,12 +114,16 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	default:
 		return fmt.Errorf("session %q: %w", c.ID, err)
 	}
+	exact, err := r.standStill(ctx, append([]*change{c}, c.with...))
+	if err != nil {
+		return err
+	}
 	at := extent{Pack: r.pack.name, Offset: begin, Size: r.pack.n - begin, Sum: sum(hash.Sum(nil))}
 	r.report.Bytes += at.Size
 	for _, one := range append([]*change{c}, c.with...) {
 		r.set(&entry{
 			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: one.Revision, Commit: one.Commit, Rest: one.Rest,
-			Bundle: at, Content: bundled.Content, Before: one.before, Parent: p,
+			Bundle: at, Content: bundled.Content, Exact: exact[one.Incarnation], Before: one.before, Parent: p,
 		})
 		r.report.Sessions++
 	}
@@ -128,6 +132,24 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 		return nil
 	}
 	return r.flush(ctx, header{Complete: r.Complete, Cursor: r.Cursor, Switches: r.Switches, Lacking: r.Lacking})
+}
+
+// standStill returns which sessions stand as they did when they were compared.
+func (r *running) standStill(ctx context.Context, changes []*change) (map[string]bool, error) {
+	queries := make([]turnstone.StandingQuery, len(changes))
+	by := map[string]*change{}
+	for i, c := range changes {
+		queries[i].ID = c.ID
+		by[c.Incarnation] = c
+	}
+	found, err := r.standings(ctx, queries)
+	still := map[string]bool{}
+	for i := range found {
+		s := &found[i]
+		c := by[s.Incarnation]
+		still[s.Incarnation] = c != nil && c.ID == s.ID && c.Revision == s.Revision && c.Rest == s.Rest
+	}
+	return still, err
 }
 
 // parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and since when it is

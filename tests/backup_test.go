@@ -121,6 +121,7 @@ func TestBK1_EachRunCanBeRestored(t *testing.T) {
 			}
 			to := backup.Directory(t.TempDir() + "/backup")
 			p := newPast(t, st, seed)
+			p.forgets = true
 			type point struct {
 				time time.Time
 				all  map[string]string

@@ -30,6 +30,8 @@ type past struct {
 	ids   []string
 	parts map[string][]byte // the last version of each checkpoint part of each session
 	n     int
+	// forgets makes it delete records and release kept revisions as well, which a push does not bring.
+	forgets bool
 }
 
 func newPast(t *testing.T, st *turnstone.Store, seed uint64) *past {
@@ -180,6 +182,16 @@ func (p *past) step() {
 		changes := []turnstone.RecordChange{{Key: fmt.Sprint("record ", p.r.IntN(5)), Value: random(p.r.IntN(100), p.r.Uint64())}}
 		if p.r.IntN(3) == 0 {
 			changes[0].Key = "." + changes[0].Key
+		}
+		if p.forgets && p.r.IntN(2) == 0 {
+			changes[0].Action, changes[0].Value = turnstone.DeleteRecord, nil
+		}
+		if p.forgets && p.r.IntN(3) == 0 {
+			kept, err := s.Kept(ctx)
+			p.may(err)
+			for _, k := range kept {
+				p.may(s.Release(ctx, k.Name))
+			}
 		}
 		_, err := s.ChangeRecords(ctx, changes...)
 		p.may(err)

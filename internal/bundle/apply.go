@@ -127,6 +127,7 @@ type applier struct {
 	size     int
 	added    map[graph.ID]bool        // nodes of the steps
 	stones   map[[8]byte]commit.Stone // of a session that is brought forward
+	records  map[string]bool          // the keys of those that it has in the bundle
 }
 
 // apply applies the spool.
@@ -136,7 +137,7 @@ func (r *reader) apply(ctx context.Context) error {
 	return r.each(ctx, func(in *incoming, kind byte, body []byte, frames *frameReader) error {
 		switch kind {
 		case kindSection:
-			a = &applier{reader: r, in: in, versions: map[head.Revision][]engine.Pair{}, added: map[graph.ID]bool{}, stones: map[[8]byte]commit.Stone{}}
+			a = &applier{reader: r, in: in, versions: map[head.Revision][]engine.Pair{}, added: map[graph.ID]bool{}, stones: map[[8]byte]commit.Stone{}, records: map[string]bool{}}
 			return a.begin(ctx)
 		case kindStones:
 			stones, err := decodeStones(body)
@@ -343,6 +344,11 @@ func (a *applier) takeRecords(ctx context.Context, records []*session.Record) er
 		if err := a.flush(ctx); err != nil || a.head == nil || a.in.made {
 			return err
 		}
+		if a.options.Exact {
+			for _, r := range records {
+				a.records[r.Key] = true
+			}
+		}
 		return a.mergeRecords(ctx, records)
 	}
 	var pairs []engine.Pair
@@ -369,6 +375,11 @@ func (a *applier) end(ctx context.Context) error {
 	}
 	if in.branches {
 		if err := a.endBranch(ctx); err != nil {
+			return err
+		}
+	}
+	if a.options.Exact && !in.branches {
+		if err := a.dropRest(ctx); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/session"
 )
 
@@ -153,7 +154,7 @@ func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) e
 			switch {
 			case old == nil:
 				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Absent: true}, As: r})
-			case r.Time.After(old.Time):
+			case r.Time.After(old.Time), a.options.Exact && r.Version != old.Version:
 				changes = append(changes, commit.RecordChange{Key: r.Key, Value: r.Value, Expect: commit.Expectation{Version: old.Version}, As: r})
 			}
 		}
@@ -161,6 +162,47 @@ func (a *applier) mergeRecords(ctx context.Context, records []*session.Record) e
 			continue
 		}
 		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: changes}}); err != nil {
+			return err
+		}
+		a.altered(true)
+	}
+	return nil
+}
+
+// dropRest removes what the bundle does not have of a session: records, and names of kept revisions.
+func (a *applier) dropRest(ctx context.Context) error {
+	s := a.in.target
+	life, err := a.Life(ctx, s.Inc)
+	if err != nil {
+		return err
+	}
+	if life == nil {
+		return fmt.Errorf("%w: %q", history.ErrSessionDeleted, s.ID)
+	}
+	kept, err := head.ReadKept(ctx, a.Engine, a.Space, s.Inc, life)
+	if err != nil {
+		return err
+	}
+	for _, k := range kept {
+		if !slices.Contains(a.in.kept, k) {
+			if err := a.Release(ctx, s, k.Name); err != nil {
+				return err
+			}
+			a.altered(true)
+		}
+	}
+	var changes []commit.RecordChange
+	for p, err := range a.Engine.Scan(ctx, a.Space.Of(keys.Record, s.Inc)) {
+		if err != nil {
+			return err
+		}
+		_, fields, _ := a.Space.Fields(p.Key)
+		if _, text := keys.RecordFields(fields); !a.records[text] {
+			changes = append(changes, commit.RecordChange{Key: text, Action: commit.DeleteRecord})
+		}
+	}
+	for some := range slices.Chunk(changes, 100) {
+		if _, _, err := a.Commit(ctx, commit.Participant{Session: s, Request: &commit.Request{RecordsOnly: true, Records: some}}); err != nil {
 			return err
 		}
 		a.altered(true)

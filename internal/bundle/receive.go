@@ -27,6 +27,7 @@ type Options struct {
 	ID       func(string) string // returns the id that a session gets here, by the one in the bundle
 	Branch   string              // under which name what a session has got that has diverged is kept as a branch, unless it is ""
 	MaxBytes int64               // that the bundle may expand to, or 0
+	Exact    bool                // A session that is brought forward loses the records and the names of revisions that the bundle does not have.
 	// These refuse what no caller of this store could have stored.
 	CheckID     func(string) error
 	CheckAbout  func(*head.About) error
