@@ -136,7 +136,7 @@ func Follow(ctx context.Context, st *turnstone.Store, to Target, o Options) erro
 	}
 	for {
 		r, err := b.run(ctx)
-		if o.Report != nil && ctx.Err() == nil {
+		if o.Report != nil && (r != nil || ctx.Err() == nil) {
 			o.Report(r, err)
 		}
 		select {

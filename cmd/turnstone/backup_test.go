@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -203,22 +204,22 @@ func TestBK9_TheCommandFollows(t *testing.T) {
 	must(t, "demo", "--store", store)
 	cmd := exec.Command(os.Args[0], "backup", safe, "--every", "1ms", "--store", store)
 	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for range 200 {
-		if runs, _ := filepath.Glob(safe + "/*/runs/*"); len(runs) > 0 {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.Contains(line, "new generation, run 1: 2 sessions changed") {
+		t.Errorf("%v: %s", err, line)
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "new generation, run 1: 2 sessions changed") {
-		t.Errorf("%v: %s", err, out.String())
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
 	must(t, "restore", safe, "--to", dir+"/to")
 }
