@@ -149,7 +149,7 @@ func (x *index) set(e *entry) {
 		x.made[e.Run] = map[string]*entry{}
 	}
 	x.made[e.Run][e.Session] = e
-	if !e.Gone {
+	if old := x.alive(x.ids[e.ID]); !e.Gone && (old == nil || old.Run <= e.Run) {
 		x.ids[e.ID] = e.Session
 	}
 }

@@ -52,9 +52,8 @@ var ErrNoBackup = errors.New("turnstone: no backup of that time")
 //
 // What Store.Erase and Session.Erase have erased does not come back, as far as a run of the backup knows, or the store
 // that is restored to, if that is a *turnstone.Store: the sessions are in Restored.Erased, and nodes come as tombstones. A
-// session that came from one that was erased, or that it came from, counts as erased too, unless it lived when the last
-// run was made. A fork whose parent is
-// neither there nor restored comes with a copy of what it inherits.
+// session that was restored from one that was erased, or that it was restored from, counts as erased too, unless it lived
+// when the last run was made. A fork whose parent is neither there nor restored comes with a copy of what it inherits.
 //
 // If some sessions can't be restored, the others are, and the error is that of all of them. A call that was cut off can
 // be repeated. The report is never nil.
