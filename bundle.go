@@ -32,6 +32,8 @@ type BundleReport struct {
 	Nodes    int   `json:"nodes"`
 	Blobs    int   `json:"blobs"`
 	Content  int64 `json:"content"` // bytes of payloads, attachments and checkpoint parts, before compression
+	// Heads are where the sessions stand in the bundle, in the order in which Bundle was told of them.
+	Heads []Point `json:"-"`
 }
 
 // Bundle writes sessions to w, as they stand now, in a form that Unbundle of any store reads: all revisions with their
@@ -68,7 +70,14 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 	}
 	return observed(ctx, s, OpBundle, "", func(ctx context.Context) (*BundleReport, error) {
 		r, err := bundle.Write(ctx, s.histories, w, sources)
-		return (*BundleReport)(r), public(err)
+		if err != nil {
+			return nil, public(err)
+		}
+		out := &BundleReport{Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Blobs: r.Blobs, Content: r.Content}
+		for i := range r.Heads {
+			out.Heads = append(out.Heads, Point{r.Heads[i].Revision, r.Heads[i].Commit})
+		}
+		return out, nil
 	}, func(r *BundleReport, out *Outcome) { out.Items, out.Bytes = r.Sessions, r.Content })
 }
 

@@ -17,8 +17,9 @@ import (
 // A change is a session of which something is to be written.
 type change struct {
 	turnstone.Standing
-	since  head.Revision
-	before int // the run whose bundle goes before; 0 if all is written
+	since  head.Revision // of the bundle
+	stood  head.Revision // in the backup
+	before int           // the run whose bundle goes before; 0 if all is written
 	with   []*change
 	done   bool // It is written, or in the bundle of another one.
 }
@@ -80,12 +81,17 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 		of = append(of, turnstone.Bundled{ID: with.ID, Incarnation: with.Incarnation})
 		refs = append(refs, ref{session: with.Incarnation})
 	}
-	p, since, err := r.parentOf(ctx, c, attempt)
+	changes := append([]*change{c}, c.with...)
+	p, from, err := r.parentOf(ctx, c, attempt)
+	if errors.Is(err, errParent) {
+		return r.some(ctx, refs, attempt+1)
+	}
 	if err != nil {
 		return err
 	}
 	if p != nil {
-		of = append([]turnstone.Bundled{{ID: p.ID, Since: since, Incarnation: p.Session}}, of...)
+		of = append([]turnstone.Bundled{{ID: p.ID, Since: from.since, Incarnation: p.Session}}, of...)
+		changes = append([]*change{from}, changes...)
 	}
 	if r.pack == nil {
 		r.pack = newPack(ctx, r.to, r.generation, r.Run+1)
@@ -114,24 +120,34 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 	default:
 		return fmt.Errorf("session %q: %w", c.ID, err)
 	}
-	exact, err := r.standStill(ctx, append([]*change{c}, c.with...))
+	exact, err := r.standStill(ctx, changes)
 	if err != nil {
 		return err
 	}
+	if p != nil && bundled.Heads[0].Revision == from.stood { // It has brought nothing of the parent.
+		changes, bundled.Heads = changes[1:], bundled.Heads[1:]
+	} else if p != nil && p.Run > r.Run {
+		return r.some(ctx, refs, attempt+1) // The parent has moved on since its bundle of this run.
+	}
 	at := extent{Pack: r.pack.name, Offset: begin, Size: r.pack.n - begin, Sum: sum(hash.Sum(nil))}
 	r.report.Bytes += at.Size
-	for _, one := range append([]*change{c}, c.with...) {
-		r.set(&entry{
-			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: one.Revision, Commit: one.Commit, Rest: one.Rest,
-			Bundle: at, Content: bundled.Content, Exact: exact[one.Incarnation], Before: one.before, Parent: p,
-		})
+	for i, one := range changes {
+		stood := bundled.Heads[i]
+		e := &entry{
+			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: stood.Revision, Commit: stood.Commit, Rest: one.Rest,
+			Bundle: at, Content: bundled.Content, Exact: exact[one.Incarnation] && stood.Revision == one.Revision, Before: one.before,
+		}
+		if one != from {
+			e.Parent = p
+		}
+		r.set(e)
 		r.report.Sessions++
 	}
 	r.used = true
 	if r.pack.n < packBytes {
 		return nil
 	}
-	return r.flush(ctx, header{Complete: r.Complete, Cursor: r.Cursor, Switches: r.Switches, Lacking: r.Lacking})
+	return r.flush(ctx, r.partial())
 }
 
 // standStill returns which sessions stand as they did when they were compared.
@@ -152,28 +168,46 @@ func (r *running) standStill(ctx context.Context, changes []*change) (map[string
 	return still, err
 }
 
-// parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and since when it is
-// written once more. It returns nil if the fork comes with a copy of what it inherits.
-func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent, head.Revision, error) {
+// parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and what is written of it
+// once more. It returns nil if the fork comes with a copy of what it inherits.
+func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent, *change, error) {
 	if c.Parent == "" || c.before > 0 || attempt >= attempts/2 {
-		return nil, 0, nil
+		return nil, nil, nil
 	}
 	q := turnstone.StandingQuery{ID: c.Parent}
 	for range 2 { // The first answer says which session that is.
 		found, err := r.standings(ctx, []turnstone.StandingQuery{q})
-		if err != nil || len(found) != 1 {
-			return nil, 0, err
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(found) == 0 {
+			return nil, nil, errParent
 		}
 		e := r.alive(found[0].Incarnation)
 		if e == nil {
-			return nil, 0, nil
+			return nil, nil, nil
 		}
-		if e.standsFor(&found[0]) {
-			return &parent{Session: e.Session, ID: c.Parent, Run: e.Run}, cmp.Or(e.Revision, turnstone.RevisionZero), nil
+		if !e.standsFor(&found[0]) {
+			q.At = []head.Revision{e.Revision}
+			continue
 		}
-		q.At = []head.Revision{e.Revision}
+		if e.Run > r.Run && e.Revision != found[0].Revision { // What comes of it now goes on from its bundle of this run.
+			if err := r.flush(ctx, r.partial()); err != nil {
+				return nil, nil, err
+			}
+		}
+		from := &change{Standing: found[0], since: cmp.Or(e.Revision, turnstone.RevisionZero), stood: e.Revision, before: e.Run}
+		return &parent{Session: e.Session, ID: c.Parent, Run: e.Run}, from, nil
 	}
-	return nil, 0, nil
+	return nil, nil, nil
+}
+
+// errParent says that the parent of a fork was renamed or deleted since the fork was compared.
+var errParent = errors.New("the parent has another id")
+
+// partial returns the header of a run that has not come to all sessions.
+func (r *running) partial() header {
+	return header{Complete: r.Complete, Cursor: r.Cursor, Switches: r.Switches, Lacking: r.Lacking}
 }
 
 // flush stores what was written, and makes it a run with a header.

@@ -115,7 +115,7 @@ func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
 		if err := cmd.Run(); (err != nil) != (c.errs != "") || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.errs) {
 			t.Errorf("%s: %v: %s %s", name, err, out.String(), errs.String())
 		}
-		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; !testkit.Race && used > 700<<20 {
+		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; !testkit.Race && used > 900<<20 {
 			t.Errorf("%s: it took %d bytes of memory", name, used)
 		}
 		t.Logf("%s: %v, %d MiB", name, time.Since(began), cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)

@@ -37,6 +37,7 @@ type Written struct {
 	Nodes    int
 	Blobs    int
 	Content  int64 // bytes of payloads, attachments, and versions of checkpoint parts
+	Heads    []head.Base
 }
 
 // Write writes a bundle of sessions to w, as they stand now. A fork follows its parent if that is among them; else it
@@ -118,6 +119,7 @@ func (b *writer) open(ctx context.Context, of []Source) error {
 		}
 		by[s.Inc], parents[s] = s, about.Parent
 		opened = append(opened, s)
+		b.written.Heads = append(b.written.Heads, s.head.Base)
 	}
 	placed := map[*source]bool{}
 	var place func(s *source) error
