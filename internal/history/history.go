@@ -172,7 +172,11 @@ func (s Store) TurnAt(ctx context.Context, inc head.Incarnation, r head.Revision
 
 // TurnAt returns the turn of revision r of the session itself.
 func (h *History) TurnAt(ctx context.Context, r head.Revision) (*Turn, error) {
-	return h.Store.TurnAt(ctx, h.Inc, r)
+	t, err := h.Store.TurnAt(ctx, h.Inc, r)
+	if err == nil || !transient(err) {
+		return t, err
+	}
+	return ReadBeside(ctx, h.Engine, [][]byte{h.Space.Life(h.Inc)}, func([][]byte) (*Turn, error) { return h.Store.TurnAt(ctx, h.Inc, r) })
 }
 
 // Turns calls f for the session's own turns after revision after up to revision last, in
@@ -188,17 +192,25 @@ func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*
 // StateAt returns where the session stood at revision r. It reads the segment with that revision
 // and the state at the end of the one before or, if the revision is not sealed yet, the commits
 // since the last sealed one.
-func (h *History) StateAt(ctx context.Context, r head.Revision) (s head.State, err error) {
+func (h *History) StateAt(ctx context.Context, r head.Revision) (head.State, error) {
 	if r == 0 {
 		return head.Begin(h.Inc, h.Origin), nil
 	}
-	life, err := h.Life(ctx, h.Inc)
-	if err == nil && life == nil {
-		err = codec.Corrupt(damage.ErrMissing, "lifecycle of %s", h.Name)
-	}
-	if err != nil {
-		return s, err
-	}
+	key := h.Space.Life(h.Inc)
+	return ReadBeside(ctx, h.Engine, [][]byte{key}, func(values [][]byte) (s head.State, err error) {
+		if values[0] == nil {
+			return s, codec.Corrupt(damage.ErrMissing, "lifecycle of %s", h.Name)
+		}
+		life, err := head.DecodeLife(key, values[0])
+		if err != nil {
+			return s, codec.Corrupt(err, "lifecycle of %s", h.Name)
+		}
+		return h.stateAt(ctx, life, r)
+	})
+}
+
+// stateAt is StateAt with the lifecycle record that the session has.
+func (h *History) stateAt(ctx context.Context, life *head.Life, r head.Revision) (s head.State, err error) {
 	if sealed := life.Indexed(); r > sealed {
 		if s, err = h.EndOf(ctx, sealed); err != nil {
 			return s, err
