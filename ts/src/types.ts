@@ -332,6 +332,8 @@ export interface Feed {
 	keepNanoseconds: number;
 	/** It has the changes of records, too. */
 	records?: boolean;
+	/** How often it was turned on or off, or told of more. */
+	switches: number;
 }
 
 /** Asks where a session stands, and for its commits at some revisions; 0 is that before the first commit. */

@@ -406,10 +406,12 @@ class Feed:
     keep_seconds: float
     records: bool
     """Whether it has the changes of records, too."""
+    switches: int
+    """How often it was turned on or off, or told of more."""
 
     @classmethod
     def _of(cls, o: Object) -> Feed:
-        return cls(o["begin"], o["end"], o["keepNanoseconds"] / 1e9, o.get("records", False))
+        return cls(o["begin"], o["end"], o["keepNanoseconds"] / 1e9, o.get("records", False), o["switches"])
 
 
 @dataclass(frozen=True, slots=True)
