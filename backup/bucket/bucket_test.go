@@ -240,11 +240,11 @@ func TestBK8_ABackupToS3GoesOnWhereTheNetworkIsCut(t *testing.T) {
 	at := s3(t)
 	r := rand.New(rand.NewPCG(8, 8))
 	cut := &storetest.Cutter{To: at, Budget: func() (up, down int64) {
-		switch r.IntN(3) {
+		switch rand.IntN(3) { // r is not for several goroutines.
 		case 0:
-			return 1 + r.Int64N(300_000), -1
+			return 1 + rand.Int64N(300_000), -1
 		case 1:
-			return -1, 1 + r.Int64N(300_000)
+			return -1, 1 + rand.Int64N(300_000)
 		}
 		return -1, -1
 	}}
