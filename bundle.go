@@ -32,6 +32,8 @@ type BundleReport struct {
 	Nodes    int   `json:"nodes"`
 	Blobs    int   `json:"blobs"`
 	Content  int64 `json:"content"` // bytes of payloads, attachments and checkpoint parts, before compression
+	// Expanded is how many bytes the bundle has before compression: see UnbundleOptions.MaxBytes.
+	Expanded int64 `json:"-"`
 	// Heads are where the sessions stand in the bundle, in the order in which Bundle was told of them.
 	Heads []Point `json:"-"`
 }
@@ -73,7 +75,7 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 		if err != nil {
 			return nil, public(err)
 		}
-		out := &BundleReport{Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Blobs: r.Blobs, Content: r.Content}
+		out := &BundleReport{Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Blobs: r.Blobs, Content: r.Content, Expanded: r.Expanded}
 		for i := range r.Heads {
 			out.Heads = append(out.Heads, Point{r.Heads[i].Revision, r.Heads[i].Commit})
 		}

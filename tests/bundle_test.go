@@ -361,3 +361,25 @@ func TestBU6_AnErasureBesideIsAConflict(t *testing.T) {
 		}
 	}
 }
+
+// The same sessions are the same bytes, whatever was written before, so that a download goes on in the middle.
+func TestBU1_TheSameSessionsAreTheSameBytes(t *testing.T) {
+	_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	p := newPast(t, st, 5)
+	for range 40 {
+		p.step()
+	}
+	want := map[string][]byte{}
+	for range 4 {
+		for _, id := range p.ids {
+			b := bundleOf(t, st, turnstone.Bundled{ID: id})
+			if want[id] == nil {
+				want[id] = b
+			}
+			if !bytes.Equal(b, want[id]) {
+				t.Fatalf("session %q: %d bytes, and %d before", id, len(b), len(want[id]))
+			}
+		}
+		p.r.Shuffle(len(p.ids), func(i, j int) { p.ids[i], p.ids[j] = p.ids[j], p.ids[i] })
+	}
+}

@@ -2,26 +2,38 @@ package tests
 
 import (
 	"context"
+	"io"
+	"iter"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
-// A beside engine calls do before one of its Gets.
+// A beside engine calls do before one of its Gets and Scans.
 type beside struct {
 	engine.Engine
-	gets, at int
-	do       func()
+	calls, at int
+	do        func()
 }
 
 func (b *beside) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
-	if b.gets++; b.gets == b.at {
+	b.count()
+	return b.Engine.Get(ctx, keys...)
+}
+
+func (b *beside) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	b.count()
+	return b.Engine.Scan(ctx, r)
+}
+
+func (b *beside) count() {
+	if b.calls++; b.calls == b.at {
 		b.do()
 	}
-	return b.Engine.Get(ctx, keys...)
 }
 
 // Another process commits and seals what it has committed, at any moment while a handle that has
@@ -48,6 +60,14 @@ func TestR12_WhatIsSealedBesideIsNoDamage(t *testing.T) {
 			_, err := s.NodeByKey(ctx, "k")
 			return err
 		},
+		"bundle": func(st *turnstone.Store, _ *turnstone.Session) error {
+			_, err := st.Bundle(ctx, io.Discard, turnstone.Bundled{ID: "a", Since: 2})
+			return err
+		},
+		"standings": func(st *turnstone.Store, _ *turnstone.Session) error {
+			_, err := st.Standings(ctx, turnstone.StandingQuery{ID: "a", At: []head.Revision{1, 2}})
+			return err
+		},
 		"delete": func(st *turnstone.Store, _ *turnstone.Session) error {
 			return st.Delete(ctx, "a", turnstone.KeepChildren)
 		},
@@ -65,7 +85,7 @@ func TestR12_WhatIsSealedBesideIsNoDamage(t *testing.T) {
 			for range 2 {
 				commitTo(t, other, turnstone.Commit{Nodes: saying([]byte("more"))})
 			}
-			b.gets, b.at = 0, at
+			b.calls, b.at = 0, at
 			b.do = func() {
 				commitTo(t, other, turnstone.Commit{Nodes: saying([]byte("beside"))})
 				if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
@@ -73,7 +93,7 @@ func TestR12_WhatIsSealedBesideIsNoDamage(t *testing.T) {
 				}
 			}
 			err := call(there, here)
-			if b.gets < at {
+			if b.calls < at {
 				break
 			}
 			if err != nil {

@@ -67,6 +67,7 @@ func limitOf(kind byte) int {
 type frameWriter struct {
 	w   io.Writer
 	sum *codec.Hasher // of what was written, or nil
+	n   int64         // bytes that were written
 }
 
 func (f *frameWriter) write(kind byte, body []byte) error {
@@ -78,6 +79,7 @@ func (f *frameWriter) write(kind byte, body []byte) error {
 		if _, err := f.w.Write(b); err != nil {
 			return err
 		}
+		f.n += int64(len(b))
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 // A source is a session of the bundle.
 type source struct {
 	*history.Session
+	about  *head.About
 	head   *head.Head
 	life   *head.Life
 	record []byte // of life

@@ -27,7 +27,7 @@ type Source struct {
 	Inc head.Incarnation // of the session, or zero: then it is the one that has the id
 	// Since is a revision that the other side has: only what comes after it is written.
 	Since head.Revision
-	There bool // The other side has the session, be it before its first commit.
+	There bool // The other side has the session, perhaps before its first commit.
 }
 
 // A Written says what Write has written.
@@ -36,8 +36,9 @@ type Written struct {
 	Commits  int
 	Nodes    int
 	Blobs    int
-	Content  int64 // bytes of payloads, attachments, and versions of checkpoint parts
-	Heads    []head.Base
+	Content  int64       // bytes of payloads, attachments, and versions of checkpoint parts
+	Expanded int64       // bytes of all, before compression
+	Heads    []head.Base // of the sessions, in the order of the sources
 }
 
 // Write writes a bundle of sessions to w, as they stand now. A fork follows its parent if that is among them; else it
@@ -70,6 +71,7 @@ func Write(ctx context.Context, st history.Store, w io.Writer, of []Source) (*Wr
 	if err := b.frames.write(kindBundleEnd, bundleEnd(b.sections, sum)); err != nil {
 		return nil, err
 	}
+	b.written.Expanded = b.frames.n
 	if err := z.Close(); err != nil {
 		return nil, err
 	}
@@ -104,7 +106,6 @@ type inherited struct {
 func (b *writer) open(ctx context.Context, of []Source) error {
 	by := map[head.Incarnation]*source{}
 	var opened []*source
-	parents := map[*source]head.Incarnation{}
 	for _, from := range of {
 		s, err := b.openSource(ctx, from)
 		if err != nil {
@@ -113,11 +114,10 @@ func (b *writer) open(ctx context.Context, of []Source) error {
 		if by[s.Inc] != nil {
 			return history.NewInvalid("bundle", "session %q twice", from.ID)
 		}
-		about, err := b.about(ctx, s)
-		if err != nil {
+		if s.about, err = b.about(ctx, s); err != nil {
 			return err
 		}
-		by[s.Inc], parents[s] = s, about.Parent
+		by[s.Inc] = s
 		opened = append(opened, s)
 		b.written.Heads = append(b.written.Heads, s.head.Base)
 	}
@@ -128,7 +128,7 @@ func (b *writer) open(ctx context.Context, of []Source) error {
 			return nil
 		}
 		placed[s] = true
-		p := by[parents[s]]
+		p := by[s.about.Parent]
 		if p != nil {
 			if err := place(p); err != nil {
 				return err
@@ -198,10 +198,6 @@ func (b *writer) writeSource(ctx context.Context, s *source) error {
 			return err
 		}
 	}
-	about, err := b.about(ctx, s)
-	if err != nil {
-		return err
-	}
 	stones, err := b.stonesOf(ctx, s.Inc)
 	if err != nil {
 		return err
@@ -209,7 +205,7 @@ func (b *writer) writeSource(ctx context.Context, s *source) error {
 	stones = slices.DeleteFunc(stones, func(t commit.Stone) bool { return t.Epoch > s.life.Epoch }) // set meanwhile
 	out := &section{
 		genesis: head.Genesis(s.Inc, s.Origin), epoch: s.life.Epoch, floor: s.life.Floor, bytes: s.head.Bytes,
-		about: about, parent: b.number[about.Parent],
+		about: s.about, parent: b.number[s.about.Parent],
 	}
 	if s.since.Revision > 0 {
 		out.since = s.since.Base
