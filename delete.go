@@ -160,7 +160,7 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 	return erasure(v, r), err
 }
 
-// An Erased is a session that was erased, or a node of one. Nothing in it tells what that was.
+// An Erased says that a session was erased, or a node of a session. It has nothing of what they contained.
 type Erased struct {
 	Incarnation string        `json:"incarnation"`   // of the session: see Standing
 	Genesis     head.CommitID `json:"genesis"`       // likewise
@@ -169,7 +169,7 @@ type Erased struct {
 }
 
 // Erasures yields what Store.Erase and Session.Erase have erased in this store, in no order of time. The store keeps
-// that, so that who restores a backup of an earlier time does not bring it back.
+// these notes for backups: what was erased must not come back with a backup of an earlier time.
 func (s *Store) Erasures(ctx context.Context) iter.Seq2[Erased, error] {
 	return func(yield func(Erased, error) bool) {
 		_, err := s.usable(ctx)

@@ -29,9 +29,9 @@ func (p *pushing) chosen(ctx context.Context) (ids []string, missing []error, er
 	return ids, nil, err
 }
 
-// List returns the ids of the sessions of a group and of the groups below it, or with no group of all, that were updated
-// at a time or later. The oldest come first, so parents come before their forks. It misses none that was there when it
-// began.
+// List returns the ids of the sessions that were updated at a time or later. If group is not empty, it returns only
+// those of that group and of the groups below it. The oldest sessions come first, so each parent comes before its
+// forks. A session that is updated while List reads is in the list all the same.
 func List(ctx context.Context, of Peer, group string, since time.Time) ([]string, error) {
 	type listed struct {
 		id      string

@@ -59,13 +59,14 @@ type Report struct {
 // Unbundle. What the other store has of its own stays, and a deletion is not pushed. To pull is to push from the other
 // store.
 //
-// Of a session that has diverged nothing is pushed, and the error, which comes when all others were, matches
-// ErrDiverged: with As, it gets an id of its own there, and with Branch, it becomes a branch. If another session has
-// the id there, the error matches ErrExists, and ErrSessionNotFound of one that was named and does not exist.
+// A session that has diverged is not pushed. Options.As gives it an id of its own in the other store, and
+// Options.Branch makes it a branch of the session there. Without them the error matches ErrDiverged. It matches
+// ErrExists if another session has the id in the other store, and ErrSessionNotFound if a session that Options names
+// does not exist. Such an error comes when all other sessions were pushed.
 //
-// A new fork whose parent is there brings the parent forward as well, and shares its history. If the parent is not
-// there, or has diverged, or shows other nodes there, the fork comes with a copy of what it inherits, and without a
-// parent.
+// If the other store has the parent of a new fork, the parent is brought forward as well, and the fork shares its
+// history. If the parent is not there, or has diverged, or shows other nodes there, the fork comes with a copy of what
+// it inherits, and without a parent.
 //
 // When a connection is cut, or a session is changed meanwhile, Sessions compares again, and goes on with the sessions
 // that have not come, until nothing has come several times in turn. So does a later call. The report is never nil.
