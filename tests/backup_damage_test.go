@@ -2,20 +2,24 @@ package tests
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"runtime"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // spoil alters the records of a store that a function names, and returns how to put them back.
@@ -41,6 +45,227 @@ func commitsOf(t *testing.T, st *turnstone.Store, id string) func(engine.Pair) b
 	t.Helper()
 	inc := incarnationOf(session(t, st, id))
 	return func(p engine.Pair) bool { return p.Key[4] == 'p' && bytes.Equal(p.Key[5:21], inc[:]) }
+}
+
+func restoredAnyway(t *testing.T, from backup.Target) (*turnstone.Store, error) {
+	t.Helper()
+	_, to := onMemory(t, nil)
+	_, err := backup.Restore(ctx, from, to, backup.RestoreOptions{})
+	return to, err
+}
+
+// Whatever is damaged, missing or exchanged in a target, Verify finds it, and Restore restores the rest, or says why it
+// can't.
+func TestBK3_DamageIsFoundAndNamed(t *testing.T) {
+	root := t.TempDir() + "/backup"
+	to := backup.Directory(root)
+	_, st := onMemory(t, nil)
+	p := newPast(t, st, 3)
+	known := map[string]bool{} // of each session, at each run
+	for range 5 {
+		for range 10 {
+			p.step()
+		}
+		backedUp(t, st, to, backup.Options{})
+		for id, text := range aliveIn(t, st) {
+			known[prunedIsNoMatter(id+text)] = true
+		}
+	}
+	want := aliveIn(t, st)
+	check := func(what string) {
+		t.Helper()
+		v, err := backup.Verify(ctx, to, backup.VerifyOptions{})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if len(v.Problems) == 0 || !errors.Is(v.Err(), backup.ErrTarget) {
+			t.Errorf("%s: problems %v", what, v.Problems)
+		}
+		_, got := onMemory(t, nil)
+		_, err = backup.Restore(ctx, to, got, backup.RestoreOptions{})
+		if err == nil {
+			sameAlive(t, want, aliveIn(t, got))
+		} else if !errors.Is(err, backup.ErrTarget) {
+			t.Errorf("%s: %v", what, err)
+		}
+		for id, text := range aliveIn(t, got) {
+			if !known[prunedIsNoMatter(id+text)] {
+				t.Errorf("%s: session %q never was so: %s", what, id, text)
+			}
+		}
+		verify(t, got)
+	}
+	var files []string
+	must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	r := rand.New(rand.NewPCG(3, 3))
+	for _, file := range files {
+		whole, err := os.ReadFile(file)
+		must(t, err)
+		for name, content := range map[string][]byte{
+			"a bit":     func() []byte { b := bytes.Clone(whole); b[r.IntN(len(b))] ^= 1 << r.IntN(8); return b }(),
+			"truncated": whole[:r.IntN(len(whole))],
+			"empty":     {},
+		} {
+			must(t, os.WriteFile(file, content, 0o600))
+			check(name + " " + file)
+		}
+		must(t, os.Remove(file))
+		if !strings.HasSuffix(file, "/runs/00000005") { // Without the last run, it is an older backup.
+			check("missing " + file)
+		}
+		must(t, os.WriteFile(file, whole, 0o600))
+	}
+	for i := range files[:len(files)-1] {
+		a, err := os.ReadFile(files[i])
+		must(t, err)
+		b, err := os.ReadFile(files[i+1])
+		must(t, err)
+		must(t, os.WriteFile(files[i], b, 0o600))
+		check("exchanged " + files[i])
+		must(t, os.WriteFile(files[i], a, 0o600))
+	}
+	verified(t, to)
+}
+
+// Runs before one that is damaged can be restored, and a run that expands to too much is refused.
+func TestBK3_EarlierRunsStandWhateverALaterOneIs(t *testing.T) {
+	_, st, to, dir := telling(t)
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("text"))
+	var times []time.Time
+	for range 6 {
+		times = append(times, backedUp(t, st, to, backup.Options{}).Time)
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("more"))})
+	}
+	var bomb bytes.Buffer
+	z, err := zstd.NewWriter(&bomb)
+	must(t, err)
+	fmt.Fprintf(z, "{\"format\":1,\"run\":4,\"time\":%q,\"complete\":4,\"store\":\"\",\"before\":%q,\"entries\":100000000}\n", time.Now().Format(time.RFC3339Nano), strings.Repeat("0", 64))
+	for i := range 100_000 {
+		fmt.Fprintf(z, "{\"session\":\"%032x\",\"id\":%q,\"run\":4,\"bundle\":{\"pack\":\"00000004-00000000\",\"offset\":0,\"size\":1,\"sum\":%q},\"expanded\":1}\n", i, strings.Repeat("x", 500), strings.Repeat("0", 64))
+	}
+	must(t, z.Close())
+	files, err := filepath.Glob(dir + "/*/runs/00000004")
+	must(t, err)
+	for _, content := range [][]byte{[]byte("no run"), bomb.Bytes()} {
+		must(t, os.WriteFile(files[0], content, 0o600))
+		for i, at := range times[:3] {
+			_, got := onMemory(t, nil)
+			r, err := backup.Restore(ctx, to, got, backup.RestoreOptions{At: at})
+			if info, ierr := session(t, got, "s").Info(ctx); !r.Time.Equal(at) || ierr != nil || info.Revision != head.Revision(i+1) {
+				t.Errorf("run %d: %+v %v %v", i+1, r, err, ierr)
+			}
+		}
+		_, got := onMemory(t, nil)
+		r, err := backup.Restore(ctx, to, got, backup.RestoreOptions{})
+		if r.Run != 3 || !errors.Is(err, backup.ErrTarget) || len(content) > 100 && !strings.Contains(err.Error(), "expands to more than") {
+			t.Errorf("%+v, %v", r, err)
+		}
+		all, err := backup.Generations(ctx, to)
+		if err != nil || len(all) != 1 {
+			t.Error(all, err)
+		}
+	}
+	// The next backup begins a generation, and says why.
+	r, err := backup.Run(ctx, st, to, backup.Options{})
+	if err != nil || !errors.Is(r.Damaged, backup.ErrTarget) || !r.New || len(r.Failed) > 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	got, err := restoredAnyway(t, to)
+	if !errors.Is(err, backup.ErrTarget) && err != nil {
+		t.Error(err)
+	}
+	sameAlive(t, aliveIn(t, st), aliveIn(t, got))
+}
+
+// A bundle that is damaged costs the sessions that need it, whatever ids they have got since.
+func TestBK3_ADamagedBundleCostsItsSessionsAlone(t *testing.T) {
+	_, st, to, dir := telling(t)
+	create(t, st, turnstone.Request{ID: "a"}, random(3000, 1))
+	for i := range 4 {
+		create(t, st, turnstone.Request{ID: fmt.Sprint("z", i)}, []byte("text"))
+	}
+	backedUp(t, st, to, backup.Options{})
+	must(t, rename(ctx, st, "a", "b"))
+	create(t, st, turnstone.Request{ID: "fork", Parent: "b"}, []byte("of b"))
+	backedUp(t, st, to, backup.Options{})
+	packs, err := filepath.Glob(dir + "/*/packs/00000001-*")
+	must(t, err)
+	whole, err := os.ReadFile(packs[0])
+	must(t, err)
+	whole[1000]++ // within a, which is the oldest
+	must(t, os.WriteFile(packs[0], whole, 0o600))
+	got, err := restoredAnyway(t, to)
+	if !errors.Is(err, backup.ErrTarget) || !strings.Contains(err.Error(), `"b"`) || !strings.Contains(err.Error(), `"fork"`) || strings.Contains(err.Error(), `"z1"`) {
+		t.Error(err)
+	}
+	if have := ids(t, got); len(have) != 4 {
+		t.Error(have)
+	}
+	v, err := backup.Verify(ctx, to, backup.VerifyOptions{})
+	if err != nil || len(v.Problems) != 3 {
+		t.Error(err, v.Problems)
+	}
+}
+
+// Where nothing was backed up, nothing is verified.
+func TestBK3_NothingIsNoBackup(t *testing.T) {
+	if _, err := backup.Verify(ctx, backup.Directory(t.TempDir()+"/nowhere"), backup.VerifyOptions{}); !errors.Is(err, backup.ErrNoBackup) {
+		t.Error(err)
+	}
+}
+
+// A session that is damaged in the store stays in the backup as it was, is named, and keeps nothing from the others.
+func TestBK7_ADamagedSessionIsNamedAndTheOthersAreCopied(t *testing.T) {
+	to := backup.Directory(t.TempDir() + "/backup")
+	e, st := onMemory(t, nil)
+	for _, id := range []string{"a", "b", "c"} {
+		create(t, st, turnstone.Request{ID: id}, random(500, 1))
+	}
+	backedUp(t, st, to, backup.Options{})
+	want := everythingOf(t, st, "b", true)
+	for _, id := range []string{"a", "b", "c"} {
+		commitTo(t, session(t, st, id), turnstone.Commit{Nodes: saying(random(500, 2))})
+	}
+	spoil(t, e, commitsOf(t, st, "b"))
+	st = openStore(t, e, nil)
+	r, err := backup.Run(ctx, st, to, backup.Options{})
+	must(t, err)
+	if len(r.Failed) != 1 || !errors.Is(r.Err(), damage.ErrDamaged) || !strings.Contains(r.Err().Error(), `"b"`) || r.Sessions != 2 {
+		t.Fatalf("%+v", r)
+	}
+	got, _ := restored(t, to, backup.RestoreOptions{})
+	if have := everythingOf(t, got, "b", true); have != want {
+		t.Errorf("%s\nwant\n%s", have, want)
+	}
+	for _, id := range []string{"a", "c"} {
+		sameThere(t, st, got, true, id)
+	}
+	verified(t, to)
+}
+
+// A session that could not be read is looked at again by each run, until it can.
+func TestBK7_ADamagedSessionIsLookedAtAgain(t *testing.T) {
+	e, st, to, _ := telling(t)
+	create(t, st, turnstone.Request{ID: "a"}, random(500, 1))
+	backedUp(t, st, to, backup.Options{})
+	commitTo(t, session(t, st, "a"), turnstone.Commit{Nodes: saying(random(500, 2))})
+	mend := spoil(t, e, commitsOf(t, st, "a"))
+	for range 3 {
+		r, err := backup.Run(ctx, openStore(t, e, nil), to, backup.Options{})
+		must(t, err)
+		if len(r.Failed) != 1 || !errors.Is(r.Err(), damage.ErrDamaged) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	mend()
+	st = openStore(t, e, nil)
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
 }
 
 // Whichever record of a store is damaged, a backup has the sessions that can be read, says what can't, and has all when
@@ -97,144 +322,5 @@ func TestBK7_AGenerationThatLacksASessionDoesNotStandForTheOneBefore(t *testing.
 	}
 	if _, err := backup.Restore(ctx, to, got, backup.RestoreOptions{At: first.Time}); err != nil || len(ids(t, got)) != 2 {
 		t.Error(err, ids(t, got))
-	}
-}
-
-// What was erased stays so, also if its session, or its twin, can't be read when the backup learns of it, and if nothing
-// else is left.
-func TestBK4_WhatWasErasedStaysSoWhateverIsDamaged(t *testing.T) {
-	t.Run("nothing else", func(t *testing.T) {
-		_, st, to, _ := telling(t)
-		create(t, st, turnstone.Request{ID: "x"}, []byte("a secret"))
-		first := backedUp(t, st, to, backup.Options{})
-		remove(t, st, "x")
-		_, err := backup.Restore(ctx, to, st, backup.RestoreOptions{At: first.Time})
-		must(t, err)
-		_, err = st.Erase(ctx, "x", turnstone.KeepChildren, turnstone.EraseOptions{})
-		must(t, err)
-		backedUp(t, st, to, backup.Options{NewGeneration: true})
-		got, r := restored(t, to, backup.RestoreOptions{At: first.Time})
-		if len(ids(t, got)) > 0 || !slices.Equal(r.Erased, []string{"x"}) {
-			t.Error(ids(t, got), r.Erased)
-		}
-	})
-	t.Run("node", func(t *testing.T) {
-		e, st, to, _ := telling(t)
-		x := create(t, st, turnstone.Request{ID: "x"}, []byte("a secret"), []byte("keep me"))
-		state, err := x.Load(ctx, turnstone.Scope{})
-		must(t, err)
-		backedUp(t, st, to, backup.Options{})
-		_, err = x.Erase(ctx, turnstone.EraseOptions{}, state.Nodes[0].ID)
-		must(t, err)
-		commitTo(t, x, turnstone.Commit{Nodes: saying(random(300, 1))})
-		spoil(t, e, commitsOf(t, st, "x"))
-		st = openStore(t, e, nil)
-		r, err := backup.Run(ctx, st, to, backup.Options{})
-		if err != nil || len(r.Failed) != 1 {
-			t.Fatalf("%+v, %v", r, err)
-		}
-		there, got := onMemory(t, nil)
-		_, err = backup.Restore(ctx, to, got, backup.RestoreOptions{})
-		must(t, err)
-		if holds(t, there, []byte("a secret")) || !holds(t, there, []byte("keep me")) {
-			t.Error("it is back, or more is gone")
-		}
-	})
-	t.Run("twin", func(t *testing.T) {
-		e, st, to, _ := telling(t)
-		create(t, st, turnstone.Request{ID: "a"}, random(400, 1))
-		create(t, st, turnstone.Request{ID: "z"}, random(400, 2))
-		_, err := st.Unbundle(ctx, bytes.NewReader(bundleOf(t, st, turnstone.Bundled{ID: "a"})), turnstone.UnbundleOptions{As: "b"})
-		must(t, err)
-		first := backedUp(t, st, to, backup.Options{})
-		_, err = st.Erase(ctx, "b", turnstone.KeepChildren, turnstone.EraseOptions{})
-		must(t, err)
-		spoil(t, e, commitsOf(t, st, "a"))
-		st = openStore(t, e, nil)
-		_, err = backup.Run(ctx, st, to, backup.Options{NewGeneration: true})
-		must(t, err)
-		got, r := restored(t, to, backup.RestoreOptions{At: first.Time})
-		if have := ids(t, got); len(have) != 2 || slices.Contains(have, "b") || !slices.Equal(r.Erased, []string{"b"}) {
-			t.Error(have, r.Erased)
-		}
-	})
-}
-
-// Runs leave nothing running, and read nothing of the backup but where it stands, when nothing has changed.
-func TestBK6_ARunWithoutAChangeCostsNothing(t *testing.T) {
-	e, st, to, _ := telling(t)
-	crowd(t, st, 100)
-	backedUp(t, st, to, backup.Options{})
-	must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: 2 * time.Hour, Records: true}))
-	backedUp(t, st, to, backup.Options{})
-	if r := backedUp(t, st, to, backup.Options{}); r.AllOfThem {
-		t.Error("all sessions are compared again and again")
-	}
-	counted := &counting{Target: to}
-	following, stop := context.WithCancel(ctx)
-	runs := 0
-	err := backup.Follow(following, st, counted, backup.Options{Every: time.Millisecond, Report: func(_ *backup.Report, err error) {
-		must(t, err)
-		if runs++; runs == 1 {
-			counted.n = 0
-		} else if runs == 11 {
-			stop()
-		}
-	}})
-	stop()
-	if !errors.Is(err, context.Canceled) || counted.n > 10*64<<10 {
-		t.Errorf("%d bytes were read in ten runs: %v", counted.n, err)
-	}
-	commitTo(t, session(t, st, "many1"), turnstone.Commit{Nodes: saying(random(100, 1))})
-	spoil(t, e, commitsOf(t, st, "many1"))
-	st = openStore(t, e, nil)
-	before := runtime.NumGoroutine()
-	for range 5 {
-		_, err := backup.Run(ctx, st, to, backup.Options{})
-		must(t, err)
-	}
-	for n := 0; runtime.NumGoroutine() > before+1; n++ {
-		if n == 100 {
-			t.Fatalf("%d goroutines, and %d before", runtime.NumGoroutine(), before)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// A counting target counts what is read.
-type counting struct {
-	backup.Target
-	n int
-}
-
-func (c *counting) Get(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
-	r, err := c.Target.Get(ctx, name, offset, length)
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{io.TeeReader(r, c), r}, nil
-}
-
-func (c *counting) Write(b []byte) (int, error) {
-	c.n += len(b)
-	return len(b), nil
-}
-
-// A session that is renamed while the first run reads the list is in it, under its new id.
-func TestBK6_ASessionThatIsRenamedInTheFirstRunIsInIt(t *testing.T) {
-	_, st, to, _ := telling(t)
-	crowd(t, st, 510) // more than a page
-	create(t, st, turnstone.Request{ID: "late"}, []byte("text"))
-	backedUp(t, st, &meanwhile{Target: to, after: 3000, do: func() { must(t, rename(ctx, st, "late", "later")) }}, backup.Options{})
-	got, _ := restored(t, to, backup.RestoreOptions{Sessions: []string{"later"}})
-	if have := ids(t, got); !slices.Equal(have, []string{"later"}) {
-		t.Error(have)
-	}
-	all, err := backup.Generations(ctx, to)
-	if err != nil || len(all) != 1 || all[0].Complete == 0 {
-		t.Error(fmt.Sprint(all), err)
 	}
 }

@@ -2,32 +2,21 @@ package tests
 
 import (
 	"bytes"
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"iter"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/backup"
-	"github.com/turnstonedb/turnstone/damage"
-	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/testkit"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // backedUp makes a run of a backup.
@@ -110,6 +99,14 @@ func sameAlive(t *testing.T, want, got map[string]string) {
 	}
 }
 
+// asItStands fails the test unless the last run has what the store has, and the backup is whole.
+func asItStands(t *testing.T, st *turnstone.Store, to backup.Target) {
+	t.Helper()
+	verified(t, to)
+	got, _ := restored(t, to, backup.RestoreOptions{})
+	sameAlive(t, aliveIn(t, st), aliveIn(t, got))
+}
+
 // Random histories are restored as they were at the end of each run: forks with their parents, sessions that were renamed,
 // and those that got the id of a deleted one.
 func TestBK1_EachRunCanBeRestored(t *testing.T) {
@@ -163,346 +160,45 @@ func TestBK1_EachRunCanBeRestored(t *testing.T) {
 	}
 }
 
-// A fickle target fails in the way that a test wants.
-type fickle struct {
-	backup.Target
-	before func(what string) error // what is asked before each call
-	cut    func(what string) int64 // after how many bytes a Put or a Get fails; negative: never
-	late   bool                    // a Put that fails has stored all the same
-}
-
-var errFickle = errors.New("the network is down")
-
-func (f *fickle) ask(what string) error {
-	if f.before == nil {
-		return nil
-	}
-	return f.before(what)
-}
-
-func (f *fickle) Put(ctx context.Context, name string, r io.Reader) error {
-	err := f.ask("put")
-	if err != nil && !f.late {
-		return err
-	}
-	if n := f.after("put"); n >= 0 {
-		r = io.MultiReader(io.LimitReader(r, n), iotest.ErrReader(errFickle))
-	}
-	return cmp.Or(f.Target.Put(ctx, name, r), err)
-}
-
-func (f *fickle) after(what string) int64 {
-	if f.cut == nil {
-		return -1
-	}
-	return f.cut(what)
-}
-
-func (f *fickle) Get(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
-	if err := f.ask("get"); err != nil {
-		return nil, err
-	}
-	r, err := f.Target.Get(ctx, name, offset, length)
-	if n := f.after("get"); err == nil && n >= 0 {
-		return struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(io.LimitReader(r, n), iotest.ErrReader(errFickle)), r}, nil
-	}
-	return r, err
-}
-
-func (f *fickle) List(ctx context.Context, dir string) iter.Seq2[string, error] {
-	if err := f.ask("list"); err != nil {
-		return func(yield func(string, error) bool) { yield("", err) }
-	}
-	return f.Target.List(ctx, dir)
-}
-
-func (f *fickle) Delete(ctx context.Context, name string) error {
-	return cmp.Or(f.ask("delete"), f.Target.Delete(ctx, name))
-}
-
-// At each call of the target that fails, or was done and says that it was not, a run has changed nothing of what can be
-// restored, or is complete, and the next one goes on. So does a restoring.
-func TestBK2_ARunThatIsCutOffChangesNothing(t *testing.T) {
-	for _, late := range []bool{false, true} {
-		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
-			dir := backup.Directory(t.TempDir() + "/backup")
-			_, st := onMemory(t, nil)
-			p := newPast(t, st, 7)
-			var last map[string]string
-			var before time.Time
-			for n := 0; n < 12; n++ {
-				for range 4 {
-					p.step()
-				}
-				calls := 0
-				to := &fickle{Target: dir, late: late, before: func(string) error {
-					if calls++; calls == n+1 {
-						return errFickle
-					}
-					return nil
-				}}
-				_, err := backup.Run(ctx, st, to, backup.Options{NewGeneration: n%4 == 3})
-				if calls > n && !errors.Is(err, errFickle) {
-					t.Fatalf("call %d: %v", n, err)
-				}
-				if last != nil && err != nil {
-					got, r := restored(t, dir, backup.RestoreOptions{})
-					if r.Time.Equal(before) {
-						sameAlive(t, last, aliveIn(t, got))
-					} else { // It was complete before the call that failed.
-						sameAlive(t, aliveIn(t, st), aliveIn(t, got))
-					}
-				}
-				r := backedUp(t, st, dir, backup.Options{})
-				last, before = aliveIn(t, st), r.Time
-				verified(t, dir)
-				_, to2 := onMemory(t, nil)
-				for failing := 0; ; failing++ {
-					calls := 0
-					from := &fickle{Target: dir, before: func(string) error {
-						if calls++; calls == failing+1 {
-							return errFickle
-						}
-						return nil
-					}}
-					got, err := backup.Restore(ctx, from, to2, backup.RestoreOptions{At: r.Time})
-					if err == nil {
-						break
-					}
-					if !errors.Is(err, errFickle) {
-						t.Fatal(err)
-					}
-					for _, s := range got.Sessions {
-						if !s.Created {
-							t.Errorf("%+v", s)
-						}
-					}
-				}
-				sameAlive(t, last, aliveIn(t, to2))
-				verify(t, to2)
-			}
-		})
-	}
-}
-
-// Connections that end after a few kB are a failure, and never a backup with less in it.
-func TestBK2_ObjectsThatAreCutOffAreNotTakenForWhole(t *testing.T) {
-	dir := backup.Directory(t.TempDir() + "/backup")
-	_, st := onMemory(t, nil)
-	p := newPast(t, st, 8)
-	r := rand.New(rand.NewPCG(8, 8))
-	done := 0
-	for n := 0; done < testkit.Pick(12, 6, 4); n++ {
-		p.step()
-		to := &fickle{Target: dir, cut: func(string) int64 {
-			if r.IntN(3) == 0 {
-				return r.Int64N(20_000)
-			}
-			return -1
-		}}
-		if _, err := backup.Run(ctx, st, to, backup.Options{}); err != nil {
-			if !errors.Is(err, errFickle) {
-				t.Fatal(err)
-			}
-			continue
-		}
-		done++
-		want := aliveIn(t, st)
-		_, got := onMemory(t, nil)
-		for {
-			_, err := backup.Restore(ctx, to, got, backup.RestoreOptions{})
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, errFickle) {
-				t.Fatal(err)
-			}
-		}
-		sameAlive(t, want, aliveIn(t, got))
-	}
-	verified(t, dir)
-}
-
-// Whatever is damaged, missing or exchanged in a target, Verify finds it, and Restore restores the rest, or says why it
-// can't.
-func TestBK3_DamageIsFoundAndNamed(t *testing.T) {
-	root := t.TempDir() + "/backup"
-	to := backup.Directory(root)
-	_, st := onMemory(t, nil)
-	p := newPast(t, st, 3)
-	known := map[string]bool{} // of each session, at each run
-	for range 5 {
-		for range 10 {
-			p.step()
-		}
-		backedUp(t, st, to, backup.Options{})
-		for id, text := range aliveIn(t, st) {
-			known[prunedIsNoMatter(id+text)] = true
-		}
-	}
-	want := aliveIn(t, st)
-	check := func(what string) {
-		t.Helper()
-		v, err := backup.Verify(ctx, to, backup.VerifyOptions{})
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-		if len(v.Problems) == 0 || !errors.Is(v.Err(), backup.ErrTarget) {
-			t.Errorf("%s: problems %v", what, v.Problems)
-		}
-		_, got := onMemory(t, nil)
-		_, err = backup.Restore(ctx, to, got, backup.RestoreOptions{})
-		if err == nil {
-			sameAlive(t, want, aliveIn(t, got))
-		} else if !errors.Is(err, backup.ErrTarget) {
-			t.Errorf("%s: %v", what, err)
-		}
-		for id, text := range aliveIn(t, got) {
-			if !known[prunedIsNoMatter(id+text)] {
-				t.Errorf("%s: session %q never was so: %s", what, id, text)
-			}
-		}
-		verify(t, got)
-	}
-	var files []string
-	must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			files = append(files, path)
-		}
-		return err
-	}))
-	r := rand.New(rand.NewPCG(3, 3))
-	for _, file := range files {
-		whole, err := os.ReadFile(file)
-		must(t, err)
-		for name, content := range map[string][]byte{
-			"a bit":     func() []byte { b := bytes.Clone(whole); b[r.IntN(len(b))] ^= 1 << r.IntN(8); return b }(),
-			"truncated": whole[:r.IntN(len(whole))],
-			"empty":     {},
-		} {
-			must(t, os.WriteFile(file, content, 0o600))
-			check(name + " " + file)
-		}
-		must(t, os.Remove(file))
-		if !strings.HasSuffix(file, "/runs/00000005") { // Without the last run, it is an older backup.
-			check("missing " + file)
-		}
-		must(t, os.WriteFile(file, whole, 0o600))
-	}
-	for i := range files[:len(files)-1] {
-		a, err := os.ReadFile(files[i])
-		must(t, err)
-		b, err := os.ReadFile(files[i+1])
-		must(t, err)
-		must(t, os.WriteFile(files[i], b, 0o600))
-		check("exchanged " + files[i])
-		must(t, os.WriteFile(files[i], a, 0o600))
-	}
-	verified(t, to)
-}
-
-// What was erased does not come back, whatever is restored from whichever run: sessions, also after they were renamed,
-// and nodes. What a fork still shows is restored with the fork alone.
-func TestBK4_WhatWasErasedStaysSo(t *testing.T) {
-	to := backup.Directory(t.TempDir() + "/backup")
-	_, st := onMemory(t, nil)
-	secret, note := []byte("the secret of the session that is erased"), []byte("a note that is erased by itself")
-	gone := create(t, st, turnstone.Request{ID: "gone"}, secret)
-	s := create(t, st, turnstone.Request{ID: "s"}, []byte("stays"))
-	node := commitTo(t, s, turnstone.Commit{Nodes: saying(note)}).Nodes[0]
-	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("after it"))})
-	held := create(t, st, turnstone.Request{ID: "held"}, []byte("shown by a fork"))
-	create(t, st, turnstone.Request{ID: "fork", Parent: "held"}, []byte("own"))
-	create(t, st, turnstone.Request{ID: "deleted"}, []byte("deleted by mistake"))
-	first := backedUp(t, st, to, backup.Options{})
-
-	must(t, gone.Rename(ctx, "renamed"))
-	_, err := st.Erase(ctx, "renamed", turnstone.KeepChildren, turnstone.EraseOptions{})
-	must(t, err)
-	_, err = session(t, st, "s").Erase(ctx, turnstone.EraseOptions{}, node)
-	must(t, err)
-	_, err = held.Info(ctx)
-	must(t, err)
-	_, err = st.Erase(ctx, "held", turnstone.KeepChildren, turnstone.EraseOptions{})
-	must(t, err)
-	remove(t, st, "deleted")
-
-	check := func(got *turnstone.Store, e *memory.Engine, r *backup.Restored) {
-		t.Helper()
-		if want := []string{"gone", "held"}; !slices.Equal(r.Erased, want) {
-			t.Errorf("erased %q, want %q", r.Erased, want)
-		}
-		if ids := ids(t, got); !slices.Contains(ids, "deleted") || slices.Contains(ids, "gone") || slices.Contains(ids, "held") {
-			t.Error(ids)
-		}
-		for _, b := range [][]byte{secret, note} {
-			if holds(t, e, b) {
-				t.Errorf("%q is back", b)
-			}
-		}
-		texts := nodesOf(t, session(t, got, "fork"))
-		if !slices.Contains(slices.Collect(maps.Values(texts)), "shown by a fork") {
-			t.Error(texts)
-		}
-		if n := len(nodesOf(t, session(t, got, "s"))); n != 2 {
-			t.Errorf("%d nodes", n)
-		}
-		verify(t, got)
-	}
-	// The store knows, and the backup does not yet.
-	_, err = backup.Restore(ctx, to, st, backup.RestoreOptions{At: first.Time, Sessions: []string{"gone"}})
-	must(t, err)
-	if slices.Contains(ids(t, st), "gone") {
-		t.Error("it is back in the store that erased it")
-	}
-	// The backup knows.
+// A new fork that gets the id of the session that another fork was made of is not taken for it.
+func TestBK1_AnIDThatIsHandedOnIsAnotherSession(t *testing.T) {
+	_, st, to, _ := telling(t)
+	create(t, st, turnstone.Request{ID: "p"}, []byte("p"))
+	create(t, st, turnstone.Request{ID: "f"}, []byte("f"))
 	backedUp(t, st, to, backup.Options{})
-	for range 2 {
-		e, got := onMemory(t, nil)
-		r, err := backup.Restore(ctx, to, got, backup.RestoreOptions{At: first.Time})
-		must(t, err)
-		check(got, e, r)
-		backedUp(t, st, to, backup.Options{NewGeneration: true}) // An older generation then.
-	}
-	// When the generations that have it are kept no longer, it is in no file.
-	time.Sleep(2 * time.Millisecond)
-	if r := backedUp(t, st, to, backup.Options{Keep: time.Millisecond}); r.Expired != 2 {
-		t.Errorf("%+v", r)
-	}
-	if _, err := backup.Restore(ctx, to, st, backup.RestoreOptions{At: first.Time}); !errors.Is(err, backup.ErrNoBackup) {
-		t.Error(err)
-	}
-	verified(t, to)
+	create(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("g"))
+	backedUp(t, st, to, backup.Options{})
+	remove(t, st, "f")
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("other"))
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
+	remove(t, st, "f")
+	create(t, st, turnstone.Request{ID: "c"}, []byte("c"))
+	create(t, st, turnstone.Request{ID: "f", Parent: "c"}, []byte("third"))
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
+	remove(t, st, "f")
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
 }
 
-// A session that came a second time, under another id, has the same genesis: to erase one of them leaves the other.
-func TestBK4_TheTwinOfAnErasedSessionIsRestored(t *testing.T) {
-	to := backup.Directory(t.TempDir() + "/backup")
-	_, st := onMemory(t, nil)
-	create(t, st, turnstone.Request{ID: "a"}, []byte("text"))
-	_, err := st.Unbundle(ctx, bytes.NewReader(bundleOf(t, st, turnstone.Bundled{ID: "a"})), turnstone.UnbundleOptions{As: "b"})
-	must(t, err)
+// A session of an earlier time that takes the place of the one that went on is backed up as it is.
+func TestBK1_ASessionThatWasPutBackIsAnotherOne(t *testing.T) {
+	_, st, to, _ := telling(t)
+	s := create(t, st, turnstone.Request{ID: "trip"}, []byte("text"))
+	node := commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("shown"))}).Nodes[0]
+	change(t, s, turnstone.RecordChange{Key: "r", Value: []byte("v")})
 	first := backedUp(t, st, to, backup.Options{})
-	_, err = st.Erase(ctx, "b", turnstone.KeepChildren, turnstone.EraseOptions{})
+	must(t, s.Tombstone(ctx, node))
+	change(t, s, turnstone.RecordChange{Key: "later", Value: []byte("v")})
+	must(t, s.Keep(ctx, "kept", 1))
+	backedUp(t, st, to, backup.Options{})
+	_, err := backup.Restore(ctx, to, st, backup.RestoreOptions{At: first.Time, Sessions: []string{"trip"}, As: "trip2"})
 	must(t, err)
-	for range 2 {
-		got, _ := restored(t, to, backup.RestoreOptions{At: first.Time})
-		if have := ids(t, got); !slices.Contains(have, "a") {
-			t.Error(have)
-		}
-		last := backedUp(t, st, to, backup.Options{})
-		got, r := restored(t, to, backup.RestoreOptions{At: last.Time})
-		if have := ids(t, got); !slices.Equal(have, []string{"a"}) || len(r.Erased) > 0 {
-			t.Error(have, r.Erased)
-		}
-		got, r = restored(t, to, backup.RestoreOptions{At: first.Time})
-		if have := ids(t, got); !slices.Equal(have, []string{"a"}) || !slices.Equal(r.Erased, []string{"b"}) {
-			t.Error(have, r.Erased)
-		}
-	}
+	remove(t, st, "trip")
+	must(t, rename(ctx, st, "trip2", "trip"))
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
 }
 
 // A generation goes when the next one covers the time that is to be kept, and the newest one stays.
@@ -540,108 +236,78 @@ func TestBK5_WhatIsKeptNoLongerIsRemoved(t *testing.T) {
 	}
 }
 
-// Commits, forks and maintenance go on beside a backup that follows, and what was there before a run began is in it.
-func TestBK6_ABackupFollowsWhileOthersWork(t *testing.T) {
-	to := backup.Directory(t.TempDir() + "/backup")
-	_, st := onMemory(t, nil)
-	must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
-	for i := range 4 {
-		create(t, st, turnstone.Request{ID: fmt.Sprint("w", i)}, []byte("first"))
-	}
-	following, stop := context.WithCancel(ctx)
-	var others sync.WaitGroup
-	others.Go(func() {
-		err := backup.Follow(following, st, to, backup.Options{Every: time.Millisecond, Report: func(r *backup.Report, err error) {
-			if err == nil {
-				err = r.Err()
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		}})
-		if !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
-	defer others.Wait()
-	defer stop()
-	p := newPast(t, st, 11)
-	for range testkit.Pick(600, 300, 100) {
-		p.step()
-		commitTo(t, session(t, st, fmt.Sprint("w", p.r.IntN(4))), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying(random(300, p.r.Uint64()))})
-	}
-	stop()
-	others.Wait()
-	r := backedUp(t, st, to, backup.Options{})
-	if r.AllOfThem {
-		t.Error("the feed was not followed")
-	}
-	verified(t, to)
-	got, _ := restored(t, to, backup.RestoreOptions{})
-	sameAlive(t, aliveIn(t, st), aliveIn(t, got))
-}
-
-// Who makes a backup to a target that another process goes on with meanwhile is told, and goes on from that.
-func TestBK6_TwoProcessesAreToldOfEachOther(t *testing.T) {
-	to := backup.Directory(t.TempDir() + "/backup")
-	_, st := onMemory(t, nil)
-	s := create(t, st, turnstone.Request{ID: "s"}, []byte("text"))
+// What a backup that was killed has left in a directory goes with its generation.
+func TestBK5_WhatWasLeftOfAKilledBackupGoesAsWell(t *testing.T) {
+	_, st, to, dir := telling(t)
+	create(t, st, turnstone.Request{ID: "s"}, []byte("text"))
 	backedUp(t, st, to, backup.Options{})
-	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("more"))})
-	inside := true
-	other := &fickle{Target: to, before: func(what string) error {
-		if inside && what == "put" {
-			inside = false
-			backedUp(t, st, to, backup.Options{})
-		}
-		return nil
-	}}
-	if _, err := backup.Run(ctx, st, other, backup.Options{}); !errors.Is(err, backup.ErrOther) {
-		t.Fatal(err)
-	}
-	if r := backedUp(t, st, to, backup.Options{}); r.Sessions > 0 || r.Run != 2 {
-		t.Errorf("%+v", r)
-	}
-	verified(t, to)
-}
-
-// A session that is damaged in the store stays in the backup as it was, is named, and keeps nothing from the others.
-func TestBK7_ADamagedSessionIsNamedAndTheOthersAreCopied(t *testing.T) {
-	to := backup.Directory(t.TempDir() + "/backup")
-	e, st := onMemory(t, nil)
-	for _, id := range []string{"a", "b", "c"} {
-		create(t, st, turnstone.Request{ID: id}, random(500, 1))
-	}
-	backedUp(t, st, to, backup.Options{})
-	want := everythingOf(t, st, "b", true)
-	for _, id := range []string{"a", "b", "c"} {
-		commitTo(t, session(t, st, id), turnstone.Commit{Nodes: saying(random(500, 2))})
-	}
-	spoil := func(id string) {
-		inc := incarnationOf(session(t, st, id))
-		for _, p := range pairs(t, e) {
-			if p.Key[4] == 'p' && bytes.Equal(p.Key[5:21], inc[:]) {
-				value := bytes.Clone(p.Value)
-				value[len(value)/2]++
-				b := &engine.Batch{}
-				b.Set(p.Key, value)
-				must(t, e.Apply(ctx, b))
-			}
-		}
-	}
-	spoil("b")
-	st = openStore(t, e, nil)
-	r, err := backup.Run(ctx, st, to, backup.Options{})
+	generations, err := os.ReadDir(dir)
 	must(t, err)
-	if len(r.Failed) != 1 || !errors.Is(r.Err(), damage.ErrDamaged) || !strings.Contains(r.Err().Error(), `"b"`) || r.Sessions != 2 {
-		t.Fatalf("%+v", r)
+	must(t, os.WriteFile(filepath.Join(dir, generations[0].Name(), "packs", ".writing-0123"), []byte("half a pack"), 0o600))
+	must(t, os.MkdirAll(filepath.Join(dir, "20200101T000000.000000000Z-00000000", "packs"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "20200101T000000.000000000Z-00000000", "packs", ".writing-0123"), []byte("half a pack"), 0o600))
+	last := backedUp(t, st, to, backup.Options{NewGeneration: true})
+	n, err := backup.Expire(ctx, to, last.Time)
+	must(t, err)
+	left, err := os.ReadDir(dir)
+	must(t, err)
+	if n != 2 || len(left) != 1 || left[0].Name() != last.Generation {
+		t.Error(n, left)
 	}
-	got, _ := restored(t, to, backup.RestoreOptions{})
-	if have := everythingOf(t, got, "b", true); have != want {
-		t.Errorf("%s\nwant\n%s", have, want)
+	if n, err := backup.Expire(ctx, to, last.Time); n != 0 || err != nil {
+		t.Error(n, err)
 	}
-	for _, id := range []string{"a", "c"} {
-		sameThere(t, st, got, true, id)
+	asItStands(t, st, to)
+}
+
+// A backup of a store on any engine is restored to a store on any other one.
+func TestBK1_BackupsGoBetweenAllEngines(t *testing.T) {
+	stores := map[string]*turnstone.Store{}
+	var names []string
+	for name, start := range storetest.Engines {
+		e, err := start(t)()
+		must(t, err)
+		t.Cleanup(func() { e.Close() })
+		stores[name], names = openStore(t, e, nil), append(names, name)
 	}
-	verified(t, to)
+	slices.Sort(names)
+	p := newPast(t, stores[names[0]], 12)
+	p.forgets = true
+	for i, name := range names {
+		st := stores[name]
+		must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
+		to := backup.Directory(t.TempDir() + "/backup")
+		p.st = st
+		var last *backup.Report
+		for range 3 {
+			for range 12 {
+				p.step()
+			}
+			last = backedUp(t, st, to, backup.Options{})
+		}
+		if last.All {
+			t.Errorf("%s: the feed did not tell what has changed", name)
+		}
+		asItStands(t, st, to)
+		if i+1 < len(names) { // The next one goes on from it.
+			_, err := backup.Restore(ctx, to, stores[names[i+1]], backup.RestoreOptions{})
+			must(t, err)
+			sameAlive(t, aliveIn(t, st), aliveIn(t, stores[names[i+1]]))
+			verify(t, stores[names[i+1]])
+		}
+	}
+}
+
+// What compresses very well is restored all the same.
+func TestBK1_WhatCompressesWellIsRestored(t *testing.T) {
+	_, st := onMemory(t, nil)
+	to := backup.Directory(t.TempDir() + "/backup")
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for i := range 20 {
+		change(t, s, turnstone.RecordChange{Key: fmt.Sprint(i), Value: bytes.Repeat([]byte{'x'}, turnstone.MaxRecord)})
+	}
+	if r := backedUp(t, st, to, backup.Options{}); r.Bytes > 20*turnstone.MaxRecord/256 {
+		t.Fatalf("%d bytes", r.Bytes)
+	}
+	asItStands(t, st, to)
 }
