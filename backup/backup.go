@@ -19,16 +19,16 @@
 //
 // A generation begins with a copy of all sessions, and needs nothing of the generations before it. Its runs are
 // numbered from 1. Each run is one object that says where sessions stood, and which part of which pack has what was
-// written of them. A pack is an object with bundles, one after the other: see turnstone.Store.Bundle. In most of them is
-// one session, and only what came after the run before.
+// written of them. A pack is an object with bundles, one after the other: see turnstone.Store.Bundle. In most of them
+// is one session, and only what came after the run before.
 //
 //	20261127T231731.004821905Z-9f1c2b3a/runs/00000001
 //	20261127T231731.004821905Z-9f1c2b3a/packs/00000001-5d0e77c2
 //
-// So that nobody has to read all runs, the object of run n has the entries of more than that run: of the last 2, 4, 8 and
-// so on runs, if n can be divided by that number. What sessions there are at run n is in run n, then in run n less the
-// last of its binary digits that is not zero, and so on, at most log₂ n objects (as in a Fenwick tree: P. Fenwick, "A
-// new data structure for cumulative frequency tables", 1994).
+// So that nobody has to read all runs, the object of run n has the entries of more than that run: of the last 2, 4, 8
+// and so on runs, if n can be divided by that number. What sessions there are at run n is in run n, then in run n less
+// the last of its binary digits that is not zero, and so on, at most log₂ n objects (as in a Fenwick tree: P. Fenwick,
+// "A new data structure for cumulative frequency tables", 1994).
 package backup
 
 import (
@@ -68,9 +68,9 @@ var ErrOther = errors.New("turnstone: another process makes a backup to the same
 
 // Options of Run and Follow.
 type Options struct {
-	// Keep is for how long a time can be restored. A run removes a generation if the next one had its first complete run so
-	// long ago. Default 0: nothing is removed. Content that is erased in the store is gone from the target when the
-	// generations that have it are: as long as runs are made, Keep and GenerationEvery later.
+	// Keep is for how long a time can be restored. A run removes a generation if the next one had its first complete
+	// run so long ago. Default 0: nothing is removed. Content that is erased in the store is gone from the target when
+	// the generations that have it are: as long as runs are made, Keep and GenerationEvery later.
 	Keep time.Duration
 	// GenerationEvery is when a new generation begins, with a copy of all sessions. Default 7 days. After 10,000 runs one
 	// begins as well.
@@ -94,12 +94,14 @@ type Report struct {
 	Gone       int       `json:"gone"`             // that were deleted
 	Bytes      int64     `json:"bytes"`            // of packs
 	Expired    int       `json:"expired,omitzero"` // generations that were removed
-	AllOfThem  bool      `json:"all,omitzero"`     // all sessions were compared, as the feed could not tell which have changed
+	All        bool      `json:"all,omitzero"`     // all sessions were compared, as the feed could not tell which have changed
 	Damaged    error     `json:"-"`                // why the generation before can't go on, so that this one was begun; else nil
-	Failed     []error   `json:"-"`                // what could not be read, a session each, the feed or the list of sessions; of a session the generation has what it had, if anything
+	// Failed are the errors of what could not be read: sessions, the feed, the list of sessions, or what was erased. The
+	// generation keeps what it had of such a session.
+	Failed []error `json:"-"`
 }
 
-// Err returns the errors of sessions that could not be read.
+// Err returns the errors of Failed as one, or nil.
 func (r *Report) Err() error { return errors.Join(r.Failed...) }
 
 // Run copies what has changed in the sessions of a store since the last run to a target, and removes what is kept no
@@ -107,13 +109,14 @@ func (r *Report) Err() error { return errors.Join(r.Failed...) }
 // CommitAll may be copied at different ones.
 //
 // If the feed of the store is on, and tells of records, Run reads from it which sessions have changed; see
-// turnstone.Store.StartFeed. Otherwise, and for the first run of a generation, it compares all sessions with the backup.
+// turnstone.Store.StartFeed. Otherwise, and for the first run of a generation, it compares all sessions with the
+// backup.
 //
-// Every object is read back, and compared with what was written. A run that fails, or is cut off, has changed nothing of
-// what can be restored, or is complete. The next one goes on behind the last pack that it had written. Only one process
-// at a time is to make a backup to a target: of two, one fails with ErrOther. Sessions that can't be read are in
-// Report.Failed, and the next run looks at them again. The report is nil if there is an error, unless the run is complete
-// and what is kept no longer could not be removed.
+// Every object is read back, and compared with what was written. If a run fails or is cut off, either it is complete,
+// or what can be restored is the same as before. The next run goes on behind the last pack that was written. Only one
+// process at a time is to make a backup to a target: of two, one fails with ErrOther. Sessions that can't be read are
+// in Report.Failed, and the next run looks at them again. The report is nil if there is an error, but for one: the run
+// is complete, and what is kept no longer could not be removed.
 //
 // The store must not be put back to an earlier state behind Run, by a copy of its files or its database: the feed can't
 // tell what is different then. If it was, begin a generation.
@@ -125,9 +128,9 @@ func Run(ctx context.Context, st *turnstone.Store, to Target, o Options) (*Repor
 	return b.run(ctx)
 }
 
-// Follow makes a run again and again until ctx ends, and returns the error of ctx. It keeps in memory where each session
-// stands in the backup, about 500 bytes a session, and reads of the target only what the last run wrote. It goes on after
-// errors, which Report is told.
+// Follow makes a run again and again until ctx ends, and returns the error of ctx. It keeps in memory where each
+// session stands in the backup, about 700 bytes a session, and reads little more of the target than what it has
+// written. It goes on after errors, which Report is told.
 func Follow(ctx context.Context, st *turnstone.Store, to Target, o Options) error {
 	o.NewGeneration = false
 	b, err := newBackup(st, to, o)
@@ -149,11 +152,10 @@ func Follow(ctx context.Context, st *turnstone.Store, to Target, o Options) erro
 
 // A backup is a call of Run or Follow.
 type backup struct {
-	st  *turnstone.Store
-	to  Target
-	o   Options
-	now func() time.Time
-	at  *index // where the newest generation stands; nil if it was not read yet
+	st *turnstone.Store
+	to Target
+	o  Options
+	at *index // where the newest generation stands; nil if it was not read yet
 }
 
 func newBackup(st *turnstone.Store, to Target, o Options) (*backup, error) {
@@ -166,7 +168,7 @@ func newBackup(st *turnstone.Store, to Target, o Options) (*backup, error) {
 	case o.Keep < 0, o.GenerationEvery < 0, o.Every < 0:
 		return nil, invalid("a time is negative: Keep is %v, GenerationEvery %v, Every %v", o.Keep, o.GenerationEvery, o.Every)
 	}
-	return &backup{st: st, to: to, o: o, now: time.Now}, nil
+	return &backup{st: st, to: to, o: o}, nil
 }
 
 func invalid(format string, args ...any) error {

@@ -13,7 +13,7 @@ import (
 type step struct {
 	run      int
 	at       extent
-	content  int64             // bytes that it has
+	expanded int64             // bytes of it before compression
 	whole    bool              // it needs nothing that was read before
 	sessions map[string]string // those in it, by the ids that they have there
 	needed   []string          // those of them that it is read for
@@ -28,7 +28,7 @@ type family struct {
 	sessions []string // those that are to be restored
 	steps    map[extent]*step
 	of       map[string]map[extent]bool // the steps that each session needs
-	bytes    int64
+	bytes    int64                      // of the bundles before compression
 }
 
 func newFamily() *family {
@@ -94,7 +94,7 @@ func (r *restoring) families(ctx context.Context, sessions []string) (out []*fam
 		for at, s := range steps[session] {
 			f.of[session][at] = true
 			if f.steps[at] == nil {
-				f.bytes += at.Size + steps[session][at].content
+				f.bytes += s.expanded
 			}
 			f.take(s)
 		}
@@ -169,7 +169,7 @@ func (r *restoring) step(ctx context.Context, steps map[extent]*step, e *entry) 
 	if s := steps[e.Bundle]; s != nil {
 		return s, nil
 	}
-	s := &step{run: e.Run, at: e.Bundle, content: e.Content, whole: e.Before == 0 && e.Parent == nil, sessions: map[string]string{e.ID: e.Session}}
+	s := &step{run: e.Run, at: e.Bundle, expanded: e.Expanded, whole: e.Before == 0 && e.Parent == nil, sessions: map[string]string{e.ID: e.Session}}
 	made, err := r.made(ctx, e.Run)
 	if err != nil {
 		return nil, err

@@ -45,20 +45,30 @@ func (r *running) changed(ctx context.Context) (turnstone.Cursor, []ref, error) 
 	}
 	ids, err := push.List(ctx, r.st, "", time.Time{})
 	if !errors.Is(err, damage.ErrDamaged) {
-		r.report.AllOfThem = true
+		r.report.All = true
 		return cursor, refsTo(ids), err
 	}
-	// Nothing tells which sessions there are, but for those that were there before.
+	r.unlisted = true
 	r.report.Failed = append(r.report.Failed, fmt.Errorf("the list of sessions: %w", err))
-	var refs []ref
-	for _, x := range []*index{r.index, r.before} {
-		for session, e := range x.all() {
+	refs := r.unseen()
+	if r.older != nil {
+		for session, e := range r.older.sessions {
 			if !e.Gone {
 				refs = append(refs, ref{session: session})
 			}
 		}
 	}
 	return "", refs, nil
+}
+
+// unseen returns the sessions of the backup that were not compared yet.
+func (r *running) unseen() (refs []ref) {
+	for session, e := range r.sessions {
+		if !e.Gone && !r.seen[session] {
+			refs = append(refs, ref{session: session})
+		}
+	}
+	return refs
 }
 
 // told reads in the feed which sessions have changed up to a cursor. ok is false if it does not tell.
@@ -107,87 +117,101 @@ func (r *running) noteErased(ctx context.Context, during bool) error {
 	return nil
 }
 
-// compare returns which of some sessions have changed, and notes which are gone.
-func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*change, err error) {
-	var queries []turnstone.StandingQuery
-	wanted := map[string]string{} // the sessions that are looked for, by their ids
-	asked := map[string]string{}  // of which session the revision is asked for, by the id
+// A question asks where a session stands.
+type question struct {
+	ref
+	asked string // the session whose revision in the backup is asked for as well, or ""
+}
+
+// questions returns how to ask for sessions, and notes which are gone.
+func (r *running) questions(ctx context.Context, refs []ref) (out []question, err error) {
 	for _, of := range refs {
-		session := of.session
-		if session == "" {
-			session = r.ids[of.id]
+		asked := of.session
+		if asked == "" {
+			asked = r.ids[of.id]
 		} else {
-			s, err := r.st.SessionByIncarnation(ctx, session)
+			s, err := r.st.SessionByIncarnation(ctx, of.session)
 			switch {
 			case errors.Is(err, turnstone.ErrSessionNotFound), errors.Is(err, turnstone.ErrSessionDeleted):
-				r.gone(session)
+				r.gone(of.session)
 				continue
 			case errors.Is(err, damage.ErrDamaged):
-				r.fail(session, err)
+				r.fail(of.session, err)
 				continue
 			case err != nil:
 				return nil, err
 			}
 			of.id = s.ID()
-			wanted[of.id] = session
 		}
-		q := turnstone.StandingQuery{ID: of.id}
-		if e := r.alive(session); e != nil {
-			q.At = []head.Revision{e.Revision}
+		out = append(out, question{of, asked})
+	}
+	return out, nil
+}
+
+// compare returns which of some sessions have changed, and notes which are gone.
+func (r *running) compare(ctx context.Context, refs []ref, attempt int) (out []*change, err error) {
+	questions, err := r.questions(ctx, refs)
+	if err != nil {
+		return nil, err
+	}
+	queries := make([]turnstone.StandingQuery, len(questions))
+	for i, q := range questions {
+		queries[i].ID = q.id
+		if e := r.alive(q.asked); e != nil {
+			queries[i].At = []head.Revision{e.Revision}
 		}
-		asked[of.id] = session
-		queries = append(queries, q)
 	}
 	found, err := r.standings(ctx, queries)
 	if err != nil {
 		return nil, err
 	}
-	var again []ref
-	there := map[string]bool{}
+	by := map[string]*turnstone.Standing{}
 	for i := range found {
-		s := &found[i]
-		there[s.ID] = true
-		if session := wanted[s.ID]; session == s.Incarnation {
-			delete(wanted, s.ID)
-		}
-		if r.seen[s.Incarnation] && attempt == 0 {
-			continue
-		}
-		c := &change{Standing: *s}
-		if e := r.alive(s.Incarnation); e != nil && asked[s.ID] != s.Incarnation {
-			again = append(again, ref{session: s.Incarnation})
-			continue
-		} else if e != nil && e.Run > r.Run { // It was written before, in this run.
-			r.saw(s.Incarnation)
-			continue
-		} else if e != nil && e.standsFor(s) {
-			if s.Revision == e.Revision && s.Rest == e.Rest && s.ID == e.ID {
-				r.saw(s.Incarnation)
-				continue
-			}
-			if !r.whole[s.Incarnation] {
-				c.since, c.before = cmp.Or(e.Revision, turnstone.RevisionZero), e.Run
-			}
-		}
-		r.saw(s.Incarnation)
-		out = append(out, c)
+		by[found[i].ID] = &found[i]
 	}
-	for i := range queries {
-		if id := queries[i].ID; wanted[id] == "" && !there[id] && !r.failed(id) {
+	var again []ref
+	for _, q := range questions {
+		switch s := by[q.id]; {
+		case s == nil && r.failed[q.id]:
+		case s == nil && q.session == "":
 			r.missed = true
+		case s == nil, q.session != "" && q.session != s.Incarnation: // It was renamed or deleted meanwhile.
+			again = append(again, ref{session: q.session})
+		case r.seen[s.Incarnation] && attempt == 0: // It had another id in the list as well.
+		case s.Incarnation != q.asked && r.alive(s.Incarnation) != nil: // It got its id since the last run.
+			again = append(again, ref{session: s.Incarnation})
+		default:
+			if c := r.changeOf(s); c != nil {
+				out = append(out, c)
+			}
 		}
 	}
-	for id, session := range wanted {
-		if !r.failed(id) { // It was renamed or deleted meanwhile.
-			again = append(again, ref{session: session})
-		}
-	}
-	if len(again) == 0 || attempt == attempts {
+	if len(again) == 0 || attempt == attempts { // What happens again and again, the next run is told of.
 		return out, nil
 	}
 	more, err := r.compare(ctx, again, attempt+1)
 	return append(out, more...), err
 }
+
+// changeOf returns what is to be written of a session, or nil if the backup has all of it.
+func (r *running) changeOf(s *turnstone.Standing) *change {
+	r.saw(s.Incarnation)
+	c := &change{Standing: *s}
+	switch e := r.alive(s.Incarnation); {
+	case e == nil:
+	case e.Run > r.Run: // It was written in this run, with a fork of it.
+		return nil
+	case !e.standsFor(s), r.whole[s.Incarnation]:
+	case s.Revision == e.Revision && s.Rest == e.Rest && s.ID == e.ID:
+		return nil
+	default:
+		c.since, c.before = since(e), e.Run
+	}
+	return c
+}
+
+// since returns since when what comes after an entry is written.
+func since(e *entry) head.Revision { return cmp.Or(e.Revision, turnstone.RevisionZero) }
 
 func (r *running) saw(session string) {
 	if !r.seen[session] {
@@ -231,29 +255,13 @@ func (r *running) standings(ctx context.Context, queries []turnstone.StandingQue
 	return found, nil
 }
 
-// A sessionError says which session could not be read.
-type sessionError struct {
-	id  string
-	err error
-}
-
-func (e *sessionError) Error() string { return fmt.Sprintf("session %q: %v", e.id, e.err) }
-func (e *sessionError) Unwrap() error { return e.err }
-
 // fail notes that a session can't be read. The backup keeps what it has of it.
 func (r *running) fail(id string, err error) {
 	if session := r.ids[id]; session != "" {
 		r.seen[session] = true
 	}
-	if !r.failed(id) {
-		r.report.Failed = append(r.report.Failed, &sessionError{id, err})
+	if !r.failed[id] {
+		r.failed[id] = true
+		r.report.Failed = append(r.report.Failed, fmt.Errorf("session %q: %w", id, err))
 	}
-}
-
-// failed reports whether a session could not be read.
-func (r *running) failed(id string) bool {
-	return slices.ContainsFunc(r.report.Failed, func(err error) bool {
-		var of *sessionError
-		return errors.As(err, &of) && of.id == id
-	})
 }

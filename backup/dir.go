@@ -11,6 +11,7 @@ import (
 	"iter"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -28,8 +29,23 @@ const temporary = ".writing-"
 // open opens the directory.
 func (d directory) open() (*os.Root, error) { return os.OpenRoot(string(d)) }
 
+// make makes the directory, if it is not there.
+func (d directory) make() error {
+	if err := os.Mkdir(string(d), 0o700); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil
+		}
+		return err
+	}
+	above, err := os.Open(filepath.Dir(filepath.Clean(string(d))))
+	if err != nil {
+		return err
+	}
+	return errors.Join(above.Sync(), above.Close())
+}
+
 func (d directory) Put(ctx context.Context, name string, r io.Reader) (err error) {
-	if err := os.Mkdir(string(d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.make(); err != nil {
 		return err
 	}
 	root, err := d.open()

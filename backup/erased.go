@@ -21,8 +21,8 @@ type erasures struct {
 }
 
 // settle finds out which sessions of a run, and which of their nodes, were erased. A session that was restored, or that
-// came a second time, has another incarnation and the same genesis. So an erasure is about all sessions of that genesis,
-// but for those that live all the same.
+// came a second time, has another incarnation and the same genesis. So an erasure is about all sessions of that
+// genesis, but for those that live all the same.
 func (e *erasures) settle(ctx context.Context, x *index, to push.Peer) error {
 	e.sessions, e.nodes = map[string]bool{}, map[string][]graph.ID{}
 	by := map[head.CommitID][]*entry{}

@@ -16,7 +16,7 @@ type Generation struct {
 	Complete int       `json:"complete"`          // the last run that can be restored; 0 if there is none yet
 	First    time.Time `json:"first"`             // the earliest time that can be restored
 	Last     time.Time `json:"last"`              // the latest one
-	Problem  string    `json:"problem,omitempty"` // what is damaged; then the rest is zero, though earlier runs may be there
+	Problem  string    `json:"problem,omitempty"` // what is damaged, or ""; then Complete, First and Last are zero, though earlier runs may be there
 }
 
 // Generations returns what a target has, the oldest first.

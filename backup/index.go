@@ -52,10 +52,10 @@ type entry struct {
 	Commit   head.CommitID `json:"commit,omitzero"`
 	Rest     string        `json:"rest,omitempty"`
 	Bundle   extent        `json:"bundle,omitzero"`
-	Content  int64         `json:"content,omitzero"` // bytes of contents in the bundle, before compression
-	Exact    bool          `json:"exact,omitzero"`   // The session stood like this before and after the bundle was written.
-	Before   int           `json:"before,omitzero"`  // the run with the bundle that this one goes on from; 0 if it has all of the session
-	Parent   *parent       `json:"parent,omitempty"` // the session that has to be there before the bundle
+	Expanded int64         `json:"expanded,omitzero"` // bytes of the bundle before compression
+	Exact    bool          `json:"exact,omitzero"`    // The session stood like this before and after the bundle was written.
+	Before   int           `json:"before,omitzero"`   // the run with the bundle that this one goes on from; 0 if it has all of the session
+	Parent   *parent       `json:"parent,omitempty"`  // the session that has to be there before the bundle
 }
 
 // A parent is the session that a fork was made of, in the bundle of the fork.
@@ -105,13 +105,13 @@ func (s *sum) UnmarshalText(text []byte) error {
 	return err
 }
 
-// An index says where all sessions stand at a run of a generation.
+// An index says where all sessions stood at a run of a generation.
 type index struct {
 	header
 	generation string
 	sum        sum               // of the run
 	sessions   map[string]*entry // by their incarnations
-	ids        map[string]string // the incarnations of those that are there, by their ids
+	ids        map[string]string // the incarnations of those that are there, by their ids; of two of one id, that of the later entry
 	erased     map[erasedKey]*erasure
 	made       map[int]map[string]*entry // those of sessions, by the run that has made them
 }
@@ -126,14 +126,6 @@ func (x *index) alive(session string) *entry {
 		return e
 	}
 	return nil
-}
-
-// all returns the entries. Those of no index are none.
-func (x *index) all() map[string]*entry {
-	if x == nil {
-		return nil
-	}
-	return x.sessions
 }
 
 // set makes e the entry of its session.
@@ -164,7 +156,8 @@ const (
 	maxExpansion = 64       // how many times larger than the object its lines are at most
 )
 
-// writeRun stores the object of the run behind x, with those entries of x that belong in it, and makes x that of the run.
+// writeRun stores the object of the run behind x, with those entries of x that belong in it, and makes x that of the
+// run.
 func (x *index) writeRun(ctx context.Context, to Target, h header) error {
 	h.Format, h.Run, h.Before = 1, x.Run+1, x.sum
 	var entries []*entry
@@ -315,7 +308,7 @@ func (e *entry) check(run int) error {
 	p := e.Parent
 	switch {
 	case len(e.Session) != 32, e.Run <= span(run), e.Run > run, e.Before < 0, e.Before >= e.Run, len(e.Rest) > 64,
-		!e.Gone && (e.ID == "" || !named(e.Bundle.Pack) || e.Bundle.Offset < 0 || e.Bundle.Size <= 0 || e.Bundle.Size > 1<<50 || e.Content < 0 || e.Content > 1<<50),
+		!e.Gone && (e.ID == "" || !named(e.Bundle.Pack) || e.Bundle.Offset < 0 || e.Bundle.Size <= 0 || e.Bundle.Size > 1<<50 || e.Expanded <= 0 || e.Expanded > 1<<50),
 		len(e.ID) > turnstone.MaxSessionID,
 		p != nil && (len(p.Session) != 32 || p.Session == e.Session || p.ID == "" || len(p.ID) > turnstone.MaxSessionID || p.Run < 1 || p.Run > e.Run || e.Before > 0):
 		return fmt.Errorf("%w: the entry of session %.64q", ErrTarget, e.Session)
@@ -374,8 +367,8 @@ func readIndex(ctx context.Context, from Target, generation string, run int) (*i
 	return x, nil
 }
 
-// runsOf returns how many runs a generation has: their numbers begin at 1. If one is missing, the error matches ErrTarget,
-// and the number is that of the runs before it.
+// runsOf returns how many runs a generation has: their numbers begin at 1. If one is missing, the error matches
+// ErrTarget, and the number is that of the runs before it.
 func runsOf(ctx context.Context, from Target, generation string) (last int, err error) {
 	there := map[int]bool{}
 	for name, err := range from.List(ctx, generation+"/runs/") {

@@ -21,11 +21,12 @@ import (
 
 // RestoreOptions of Restore.
 type RestoreOptions struct {
-	// At is the time whose state is restored: that of the last run that had ended then. Default: the last run.
+	// At says which run is restored: the last one that had ended at this time. Default: the last run.
 	At time.Time
-	// Sessions are the ids that the sessions had then. Default: all.
+	// Sessions are the ids of the sessions to restore. A session that was renamed later has its old id there. Default: all
+	// sessions of the run.
 	Sessions []string
-	// As is the id that the session gets, if Sessions names one.
+	// As is the id that the session gets. It is for a restoring of one session. Default: the id that it had.
 	As string
 	// Progress, if set, is called with each session that was made or brought forward.
 	Progress func(turnstone.Unbundled)
@@ -42,7 +43,7 @@ type Restored struct {
 	Erased      []string  `json:"erased,omitempty"` // ids of sessions that were erased since, and stay so
 }
 
-// ErrNoBackup says that a target has nothing from before the time that was asked for.
+// ErrNoBackup says that a target has no backup, or none that had ended at the time that was asked for.
 var ErrNoBackup = errors.New("turnstone: no backup of that time")
 
 // Restore brings sessions to a store as they were at a time that a backup has. A session that exists there goes on from
@@ -51,9 +52,10 @@ var ErrNoBackup = errors.New("turnstone: no backup of that time")
 // the one of the backup gets an id of its own. What is there and not in the backup stays.
 //
 // What Store.Erase and Session.Erase have erased does not come back, as far as a run of the backup knows, or the store
-// that is restored to, if that is a *turnstone.Store: the sessions are in Restored.Erased, and nodes come as tombstones. A
-// session that was restored from one that was erased, or that it was restored from, counts as erased too, unless it lived
-// when the last run was made. A fork whose parent is neither there nor restored comes with a copy of what it inherits.
+// that is restored to, if that is a *turnstone.Store: the sessions are in Restored.Erased, and nodes come as
+// tombstones. A session that was restored from one that was erased, or that it was restored from, counts as erased too,
+// unless it lived when the last run was made. A fork whose parent is neither there nor restored comes with a copy of
+// what it inherits.
 //
 // If some sessions can't be restored, the others are, and the error is that of all of them. A call that was cut off can
 // be repeated. The report is never nil.
@@ -77,7 +79,7 @@ func Restore(ctx context.Context, from Target, to push.Peer, o RestoreOptions) (
 	}
 	failed := erased.unknown
 	if x.Lacking > 0 && len(o.Sessions) == 0 {
-		failed = append(failed, fmt.Errorf("%w: %d sessions of the store could not be read when generation %s was made: an earlier one may have them", ErrTarget, x.Lacking, x.generation))
+		failed = append(failed, fmt.Errorf("%w: generation %s has nothing of %d sessions or more, which could not be read then: an earlier one may have them", ErrTarget, x.generation, x.Lacking))
 	}
 	ids := x.named()
 	var sessions []string
@@ -123,7 +125,7 @@ func (x *index) named() map[string]string {
 	return out
 }
 
-// at returns where all sessions stood at a time, and what was erased since.
+// at returns where all sessions stood at a time, and what was erased, before it and since.
 func at(ctx context.Context, from Target, when time.Time) (*index, *erasures, error) {
 	names, err := generations(ctx, from)
 	if err != nil {
@@ -237,10 +239,6 @@ func newRestoring(from Target, x *index, ids map[string]string) *restoring {
 	return &restoring{from: from, at: x, names: names, erased: &erasures{}, out: &Restored{}, runs: map[int]map[string]*entry{}}
 }
 
-const (
-	batchBytes = 32 << 20 // of contents that a store in memory takes
-)
-
 // all restores sessions, a number of families at a time. failed are the errors of those that can't be restored.
 func (r *restoring) all(ctx context.Context, sessions []string) (failed []error, err error) {
 	slices.Sort(sessions)
@@ -351,7 +349,7 @@ func (r *restoring) batch(ctx context.Context, f *family) (failed []error, err e
 	p, err := push.Sessions(ctx, st, r.to, push.Options{Sessions: ids, As: r.o.As, Progress: r.o.Progress})
 	r.out.Sessions = append(r.out.Sessions, p.Sessions...)
 	r.out.Same += p.Same
-	if err != nil && (errors.Is(err, turnstone.ErrDiverged) || errors.Is(err, turnstone.ErrExists)) && ctx.Err() == nil {
+	if err != nil && !ofTheStore(ctx, err) {
 		return append(failed, err), nil // The others are restored all the same.
 	}
 	return failed, err

@@ -15,11 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/push"
 )
 
-const (
-	maxRuns  = 10_000 // of a generation
-	maxGroup = 100    // sessions of a bundle
-	attempts = 6      // to write a bundle of sessions that are changed meanwhile
-)
+// maxRuns is how many runs a generation has at most.
+const maxRuns = 10_000
 
 // A running is one run.
 type running struct {
@@ -27,17 +24,19 @@ type running struct {
 	*index
 	report   *Report
 	pack     *pack
-	seen     map[string]bool // sessions that were compared
-	whole    map[string]bool // sessions of which what comes after the last bundle can't be told
-	before   *index          // the generation before, if the run begins one
-	switches uint64          // of the feed that is followed
 	used     bool            // the pack has a bundle
+	older    *index          // of the generation before, if the run begins one
+	switches uint64          // of the feed that is followed
+	seen     map[string]bool // sessions that were compared
+	failed   map[string]bool // sessions that can't be read, by their ids, or by their incarnations if the ids are not known
+	unlisted bool            // Nothing tells which sessions there are.
 	missed   bool            // A session was not there any more under the id that it had in the list.
+	whole    map[string]bool // sessions of which what comes after the last bundle can't be told
 }
 
 // run makes one run.
 func (b *backup) run(ctx context.Context) (*Report, error) {
-	r := &running{backup: b, report: &Report{}, seen: map[string]bool{}, whole: map[string]bool{}}
+	r := &running{backup: b, report: &Report{}, seen: map[string]bool{}, failed: map[string]bool{}, whole: map[string]bool{}}
 	x := b.at
 	b.at = nil // If the run fails, the next one reads what stands.
 	if stands, err := b.stands(ctx, x); err != nil {
@@ -49,7 +48,7 @@ func (b *backup) run(ctx context.Context) (*Report, error) {
 	}
 	if x == nil || b.o.NewGeneration || b.due(x) {
 		var err error
-		r.before = x
+		r.older = x
 		if x, err = b.begin(ctx); err != nil {
 			return nil, err
 		}
@@ -77,7 +76,7 @@ func (b *backup) run(ctx context.Context) (*Report, error) {
 		return r.report, nil
 	}
 	var err error
-	r.report.Expired, err = Expire(ctx, b.to, b.now().Add(-b.o.Keep))
+	r.report.Expired, err = Expire(ctx, b.to, time.Now().Add(-b.o.Keep))
 	return r.report, err
 }
 
@@ -139,7 +138,7 @@ func (b *backup) newest(ctx context.Context, r *Report) (*index, error) {
 // due reports whether a new generation is to begin.
 func (b *backup) due(x *index) bool {
 	at, err := began(x.generation)
-	return err != nil || x.Complete > 0 && b.now().Sub(at) >= b.o.GenerationEvery || x.Run >= maxRuns
+	return err != nil || x.Complete > 0 && time.Since(at) >= b.o.GenerationEvery || x.Run >= maxRuns
 }
 
 // generationTime is what the name of a generation begins with; the rest tells apart those that begin at the same time.
@@ -151,7 +150,7 @@ func (b *backup) begin(ctx context.Context) (*index, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := b.now().UTC()
+	at := time.Now().UTC()
 	if len(names) > 0 {
 		if last, err := began(names[len(names)-1]); err == nil && !at.After(last) {
 			at = last.Add(1)
@@ -174,14 +173,8 @@ func (r *running) all(ctx context.Context) error {
 	if err := r.pages(ctx, refs); err != nil {
 		return err
 	}
-	if r.report.AllOfThem { // Those that are not in the list are gone, or were renamed while it was read.
-		var rest []ref
-		for session, e := range r.sessions {
-			if !e.Gone && !r.seen[session] {
-				rest = append(rest, ref{session: session})
-			}
-		}
-		if err := r.pages(ctx, rest); err != nil {
+	if r.report.All { // Those that are not in the list are gone, or were renamed while it was read.
+		if err := r.pages(ctx, r.unseen()); err != nil {
 			return err
 		}
 		for n := 0; r.missed && n < attempts; n++ {
@@ -211,19 +204,25 @@ func (r *running) all(ctx context.Context) error {
 	return r.flush(ctx, h)
 }
 
-// lacking counts the sessions that could not be read, and of which the generation has nothing.
+// lacking counts the sessions that could not be read, and of which the generation has nothing. Those that are not
+// known, because nothing tells which there are, count as one.
 func (r *running) lacking() (n int) {
-	for _, err := range r.report.Failed {
-		var of *sessionError
-		if !errors.As(err, &of) || r.ids[of.id] == "" && r.sessions[of.id] == nil {
+	for id := range r.failed {
+		if r.ids[id] == "" && r.alive(id) == nil {
 			n++
 		}
+	}
+	if r.unlisted {
+		n++
 	}
 	return n
 }
 
+// page is how many sessions are compared at once.
+const page = turnstone.MaxPage / 2
+
 func (r *running) pages(ctx context.Context, refs []ref) error {
-	for some := range slices.Chunk(refs, turnstone.MaxPage/2) {
+	for some := range slices.Chunk(refs, page) {
 		if err := r.some(ctx, some, 0); err != nil {
 			return err
 		}

@@ -18,18 +18,21 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A scratch is a store that bundles are read into. Its sessions have ids of their own, by their incarnations where
-// they come from.
+// batchBytes is how many bytes of bundles, before compression, a scratch in memory takes.
+const batchBytes = 32 << 20
+
+// A scratch is a temporary store that bundles are read into. The id of a session in it is made of the incarnation that
+// the session has in the store of the backup.
 type scratch struct {
 	*turnstone.Store
-	prefix string
-	n      int // how many sessions had to make room
+	prefix string // of the ids
+	n      int    // how many sessions had to make room
 }
 
 // id returns the id that a session has in the store.
 func (st *scratch) id(session string) string { return st.prefix + session }
 
-// scratch makes an empty store for bundles of some bytes.
+// scratch makes an empty store for bundles of some bytes before compression.
 func (r *restoring) scratch(ctx context.Context, bytes int64) (_ *scratch, done func() error, err error) {
 	var e engine.Engine = memory.New()
 	dir := ""
@@ -94,7 +97,7 @@ func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	}
 	hash := blake3.New()
 	kept := &failing{r: o}
-	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids, Exact: true, MaxBytes: 1<<20 + 4*s.content + 256*s.at.Size})
+	_, err = st.Unbundle(ctx, io.TeeReader(kept, hash), turnstone.UnbundleOptions{IDs: ids, Exact: true, MaxBytes: s.expanded})
 	if kept.err != nil {
 		return kept.err
 	}
@@ -102,14 +105,20 @@ func (r *restoring) unbundle(ctx context.Context, st *scratch, s *step) error {
 	switch {
 	case err == nil && sum(hash.Sum(nil)) != s.at.Sum:
 		return fmt.Errorf("%w: its hash is another one", ErrTarget)
-	case err == nil, ctx.Err() != nil, errors.Is(err, engine.ErrNoSpace), errors.Is(err, engine.ErrUnavailable), errors.Is(err, turnstone.ErrOutcomeUnknown):
+	case err == nil, ofTheStore(ctx, err):
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrTarget, err)
 }
 
-// finish compares a session that bundles have made with its entry, tombstones those of its nodes that were erased since,
-// and gives it its id.
+// ofTheStore reports whether an error is about the store, or the caller, and not about the session that is restored.
+func ofTheStore(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, engine.ErrNoSpace) || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, engine.ErrClosed) ||
+		errors.Is(err, engine.ErrReadOnly) || errors.Is(err, turnstone.ErrOutcomeUnknown)
+}
+
+// finish compares a session that bundles have made with its entry, tombstones those of its nodes that were erased
+// since, and gives it its id.
 func (r *restoring) finish(ctx context.Context, st *scratch, session string) error {
 	e := r.at.sessions[session]
 	found, err := st.Standings(ctx, turnstone.StandingQuery{ID: st.id(session), At: []head.Revision{e.Revision}})

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ type VerifyOptions struct {
 
 // A Verified says what Verify has read and found.
 type Verified struct {
-	Generations []Generation `json:"generations"` // those that can be read
+	Generations []Generation `json:"generations"` // those in which every run and every bundle is whole
 	Sessions    int          `json:"sessions"`    // that were restored, those of each generation's last complete run
 	Bundles     int          `json:"bundles"`     // whose hashes were computed
 	Bytes       int64        `json:"bytes"`       // of them
@@ -30,9 +31,9 @@ type Verified struct {
 func (v *Verified) Err() error { return errors.Join(v.Problems...) }
 
 // Verify reads all that a target has, and computes every hash. Each run has the hash of the run before, so nothing can
-// be missing in between. Of each generation it also restores all sessions of the last run into stores of its own, and
-// compares where they stand with what the run says. What is damaged is in the report. The error says that Verify could not go on; the
-// report is never nil.
+// be missing in between. Of each generation it also restores all sessions of the last complete run into stores of its
+// own, and compares where they stand with what the run says. What is damaged is in the report. An error says that
+// Verify could not go on. The report is never nil.
 func Verify(ctx context.Context, of Target, o VerifyOptions) (*Verified, error) {
 	v := &Verified{}
 	if of == nil {
@@ -46,31 +47,39 @@ func Verify(ctx context.Context, of Target, o VerifyOptions) (*Verified, error) 
 		return v, err
 	}
 	for _, name := range names {
-		if err := v.generation(ctx, of, name, &o); err != nil && !errors.Is(err, ErrTarget) {
+		if err := v.generation(ctx, of, name, &o); err != nil {
 			return v, err
-		} else if err != nil {
-			v.Problems = append(v.Problems, err)
 		}
 	}
 	return v, nil
 }
 
-// generation verifies a generation.
-func (v *Verified) generation(ctx context.Context, of Target, name string, o *VerifyOptions) error {
-	g, err := generationOf(ctx, of, name)
-	if err != nil || g.Runs == 0 {
+// note notes an error that says what is damaged. It returns others.
+func (v *Verified) note(err error) error {
+	if err == nil || !errors.Is(err, ErrTarget) {
 		return err
 	}
-	v.Generations = append(v.Generations, *g)
+	v.Problems = append(v.Problems, err)
+	return nil
+}
+
+// generation verifies a generation.
+func (v *Verified) generation(ctx context.Context, of Target, name string, o *VerifyOptions) error {
 	done := func(object string) {
 		if o.Progress != nil {
 			o.Progress(object)
 		}
 	}
-	var before header
-	var last sum
+	runs, err := runsOf(ctx, of, name)
+	if err := v.note(err); err != nil || runs == 0 {
+		return err
+	}
+	found := len(v.Problems)
+	complete := 0
 	bundles := map[string][]extent{} // by their packs
-	for run := 1; run <= g.Runs; run++ {
+	var before *header               // of the run before, if it can be read
+	var last sum
+	for run := 1; run <= runs; run++ {
 		seen := map[extent]bool{}
 		h, total, err := readRun(ctx, of, name, run, func(e *entry) error {
 			if e.Run == run && !e.Gone && !seen[e.Bundle] {
@@ -79,30 +88,41 @@ func (v *Verified) generation(ctx context.Context, of Target, name string, o *Ve
 			}
 			return nil
 		}, nil)
-		if err != nil {
-			return err
-		}
-		if h.Before != last || !h.Time.After(before.Time) || h.Complete != run && h.Complete != before.Complete {
-			return fmt.Errorf("%w: %s does not follow the run before", ErrTarget, runName(name, run))
-		}
-		before, last = h, total
 		done(runName(name, run))
-	}
-	for _, pack := range slices.Sorted(maps.Keys(bundles)) {
-		if err := v.pack(ctx, of, packPath(name, pack), bundles[pack]); err != nil {
-			if !errors.Is(err, ErrTarget) {
+		if err != nil {
+			if err := v.note(err); err != nil {
 				return err
 			}
-			v.Problems = append(v.Problems, err)
+			before = nil
+			continue
+		}
+		if run == 1 {
+			before = &header{}
+		}
+		if before != nil && (h.Before != last || !h.Time.After(before.Time) || h.Complete != run && h.Complete != before.Complete) {
+			v.Problems = append(v.Problems, fmt.Errorf("%w: %s does not follow the run before", ErrTarget, runName(name, run)))
+		}
+		before, last, complete = &h, total, h.Complete
+	}
+	for _, pack := range slices.Sorted(maps.Keys(bundles)) {
+		if err := v.note(v.pack(ctx, of, packPath(name, pack), bundles[pack])); err != nil {
+			return err
 		}
 		done(packPath(name, pack))
 	}
-	if g.Complete == 0 {
+	if len(v.Problems) == found {
+		g, err := generationOf(ctx, of, name)
+		if err != nil {
+			return v.note(err)
+		}
+		v.Generations = append(v.Generations, *g)
+	}
+	if complete == 0 {
 		return nil
 	}
-	x, err := readIndex(ctx, of, name, g.Complete)
+	x, err := readIndex(ctx, of, name, complete)
 	if err != nil {
-		return err
+		return v.note(err)
 	}
 	ids := x.named()
 	r := newRestoring(of, x, ids)
@@ -115,7 +135,7 @@ func (v *Verified) generation(ctx context.Context, of Target, name string, o *Ve
 
 // pack computes the hashes of the bundles of a pack.
 func (v *Verified) pack(ctx context.Context, of Target, name string, bundles []extent) error {
-	slices.SortFunc(bundles, func(a, b extent) int { return int(a.Offset - b.Offset) })
+	slices.SortFunc(bundles, func(a, b extent) int { return cmp.Compare(a.Offset, b.Offset) })
 	r, err := of.Get(ctx, name, 0, -1)
 	if err != nil {
 		return lacking(err)

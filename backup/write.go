@@ -1,11 +1,11 @@
 package backup
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/zeebo/blake3"
 
@@ -14,14 +14,18 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
+const (
+	maxGroup = 100 // sessions of a bundle
+	attempts = 6   // to write a bundle of sessions that are changed meanwhile
+)
+
 // A change is a session of which something is to be written.
 type change struct {
 	turnstone.Standing
 	since  head.Revision // of the bundle
-	stood  head.Revision // in the backup
 	before int           // the run whose bundle goes before; 0 if all is written
-	with   []*change
-	done   bool // It is written, or in the bundle of another one.
+	with   []*change     // new forks in the same bundle
+	done   bool          // It is written, or in the bundle of another one.
 }
 
 // some writes what has changed of some sessions. attempt counts how often that was not possible.
@@ -34,23 +38,8 @@ func (r *running) some(ctx context.Context, refs []ref, attempt int) error {
 	for _, c := range changes {
 		by[c.ID] = c
 	}
-	// A new fork is written with its parent, if that is new as well.
-	root := func(c *change) *change {
-		for range maxGroup {
-			p := by[c.Parent]
-			if c.Parent == "" || c.before > 0 || p == nil || p.before > 0 {
-				return c
-			}
-			c = p
-		}
-		return c
-	}
 	if attempt < attempts/2 {
-		for _, c := range changes {
-			if to := root(c); to != c && !to.done && len(c.with) == 0 && len(to.with) < maxGroup-1 {
-				to.with, c.done = append(to.with, c), true
-			}
-		}
+		group(changes, by)
 	}
 	var write func(c *change) error
 	write = func(c *change) error {
@@ -73,15 +62,32 @@ func (r *running) some(ctx context.Context, refs []ref, attempt int) error {
 	return nil
 }
 
+// group puts new forks into the bundles of their parents, if these are new as well.
+func group(changes []*change, by map[string]*change) {
+	root := func(c *change) *change {
+		for range maxGroup {
+			p := by[c.Parent]
+			if c.Parent == "" || c.before > 0 || p == nil || p.before > 0 {
+				break
+			}
+			c = p
+		}
+		return c
+	}
+	for _, c := range changes {
+		if to := root(c); to != c && !to.done && len(c.with) == 0 && len(to.with) < maxGroup-1 {
+			to.with, c.done = append(to.with, c), true
+		}
+	}
+}
+
 // write writes the bundle of a session, and of those with it.
 func (r *running) write(ctx context.Context, c *change, attempt int) error {
-	of := []turnstone.Bundled{{ID: c.ID, Since: c.since, Incarnation: c.Incarnation}}
-	refs := []ref{{session: c.Incarnation}}
-	for _, with := range c.with {
-		of = append(of, turnstone.Bundled{ID: with.ID, Incarnation: with.Incarnation})
-		refs = append(refs, ref{session: with.Incarnation})
-	}
 	changes := append([]*change{c}, c.with...)
+	var refs []ref
+	for _, one := range changes {
+		refs = append(refs, ref{session: one.Incarnation})
+	}
 	p, from, err := r.parentOf(ctx, c, attempt)
 	if errors.Is(err, errParent) {
 		return r.some(ctx, refs, attempt+1)
@@ -90,52 +96,36 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 		return err
 	}
 	if p != nil {
-		of = append([]turnstone.Bundled{{ID: p.ID, Since: from.since, Incarnation: p.Session}}, of...)
 		changes = append([]*change{from}, changes...)
+	}
+	var of []turnstone.Bundled
+	for _, one := range changes {
+		of = append(of, turnstone.Bundled{ID: one.ID, Since: one.since, Incarnation: one.Incarnation})
 	}
 	if r.pack == nil {
 		r.pack = newPack(ctx, r.to, r.generation, r.Run+1)
 	}
-	begin, hash := r.pack.n, blake3.New()
+	at, hash := extent{Pack: r.pack.name, Offset: r.pack.n}, blake3.New()
 	bundled, err := r.st.Bundle(ctx, io.MultiWriter(r.pack, hash), of...)
-	switch again := attempt+1 < attempts; {
-	case err == nil:
-	case ctx.Err() != nil, errors.Is(err, errEnded), errors.Is(err, io.ErrClosedPipe):
-		return err
-	case errors.Is(err, turnstone.ErrRevisionPruned) && again:
-		r.whole[c.Incarnation] = true
-		return r.some(ctx, refs, attempt+1)
-	case again && (errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, turnstone.ErrRevisionNotFound)):
-		return r.some(ctx, refs, attempt+1)
-	case errors.Is(err, damage.ErrDamaged) && len(of) > 1:
-		for _, one := range refs {
-			if err := r.some(ctx, []ref{one}, max(attempt+1, attempts/2)); err != nil {
-				return err
-			}
-		}
-		return nil
-	case errors.Is(err, damage.ErrDamaged):
-		r.fail(c.ID, err)
-		return nil
-	default:
-		return fmt.Errorf("session %q: %w", c.ID, err)
+	if err != nil {
+		return r.notWritten(ctx, c, refs, err, attempt)
 	}
+	at.Size, at.Sum = r.pack.n-at.Offset, sum(hash.Sum(nil))
 	exact, err := r.standStill(ctx, changes)
 	if err != nil {
 		return err
 	}
-	if p != nil && bundled.Heads[0].Revision == from.stood { // It has brought nothing of the parent.
+	if p != nil && bundled.Heads[0].Revision == from.stood() { // It has brought nothing of the parent.
 		changes, bundled.Heads = changes[1:], bundled.Heads[1:]
-	} else if p != nil && p.Run > r.Run {
-		return r.some(ctx, refs, attempt+1) // The parent has moved on since its bundle of this run.
+	} else if p != nil && p.Run > r.Run { // The parent has moved on since its bundle of this run.
+		return r.some(ctx, refs, attempt+1)
 	}
-	at := extent{Pack: r.pack.name, Offset: begin, Size: r.pack.n - begin, Sum: sum(hash.Sum(nil))}
 	r.report.Bytes += at.Size
 	for i, one := range changes {
 		stood := bundled.Heads[i]
 		e := &entry{
 			Session: one.Incarnation, ID: one.ID, Run: r.Run + 1, Genesis: one.Genesis, Revision: stood.Revision, Commit: stood.Commit, Rest: one.Rest,
-			Bundle: at, Content: bundled.Content, Exact: exact[one.Incarnation] && stood.Revision == one.Revision, Before: one.before,
+			Bundle: at, Expanded: bundled.Expanded, Exact: exact[one.Incarnation] && stood.Revision == one.Revision, Before: one.before,
 		}
 		if one != from {
 			e.Parent = p
@@ -148,6 +138,40 @@ func (r *running) write(ctx context.Context, c *change, attempt int) error {
 		return nil
 	}
 	return r.flush(ctx, r.partial())
+}
+
+// stood returns the revision of the backup's entry, of which since is made.
+func (c *change) stood() head.Revision {
+	if c.since == turnstone.RevisionZero {
+		return 0
+	}
+	return c.since
+}
+
+// notWritten goes on after a bundle of c, and of those with it, could not be written because of err: it tries again, or
+// notes what can't be read.
+func (r *running) notWritten(ctx context.Context, c *change, refs []ref, err error, attempt int) error {
+	is := func(of error) bool { return errors.Is(err, of) }
+	switch again := attempt+1 < attempts; {
+	case ctx.Err() != nil, is(errEnded), is(io.ErrClosedPipe): // It is not because of the sessions.
+		return err
+	case again && is(turnstone.ErrRevisionPruned):
+		r.whole[c.Incarnation] = true
+		return r.some(ctx, refs, attempt+1)
+	case again && (is(turnstone.ErrConflict) || is(turnstone.ErrSessionNotFound) || is(turnstone.ErrSessionDeleted) || is(turnstone.ErrRevisionNotFound)):
+		return r.some(ctx, refs, attempt+1)
+	case !is(damage.ErrDamaged):
+		return fmt.Errorf("session %q: %w", c.ID, err)
+	case len(refs) == 1 && attempt >= attempts/2: // without a parent
+		r.fail(c.ID, err)
+		return nil
+	}
+	for _, one := range refs {
+		if err := r.some(ctx, []ref{one}, max(attempt+1, attempts/2)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // standStill returns which sessions stand as they did when they were compared.
@@ -168,8 +192,8 @@ func (r *running) standStill(ctx context.Context, changes []*change) (map[string
 	return still, err
 }
 
-// parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and what is written of it
-// once more. It returns nil if the fork comes with a copy of what it inherits.
+// parentOf returns the session that a new fork goes on from, if the backup has it as it is now, and what is written of
+// it once more. It returns nil if the fork comes with a copy of what it inherits.
 func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent, *change, error) {
 	if c.Parent == "" || c.before > 0 || attempt >= attempts/2 {
 		return nil, nil, nil
@@ -196,7 +220,7 @@ func (r *running) parentOf(ctx context.Context, c *change, attempt int) (*parent
 				return nil, nil, err
 			}
 		}
-		from := &change{Standing: found[0], since: cmp.Or(e.Revision, turnstone.RevisionZero), stood: e.Revision, before: e.Run}
+		from := &change{Standing: found[0], since: since(e), before: e.Run}
 		return &parent{Session: e.Session, ID: c.Parent, Run: e.Run}, from, nil
 	}
 	return nil, nil, nil
@@ -225,7 +249,7 @@ func (r *running) flush(ctx context.Context, h header) error {
 		}
 		r.used = false
 	}
-	h.Time, h.Store = r.now().UTC(), r.st.ID()
+	h.Time, h.Store = time.Now().UTC(), r.st.ID()
 	if !h.Time.After(r.Time) {
 		h.Time = r.Time.Add(1)
 	}

@@ -1,8 +1,11 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -63,6 +66,28 @@ func BenchmarkBackup(b *testing.B) {
 	b.Run("none/told", func(b *testing.B) {
 		for b.Loop() {
 			run(b, 0, backup.Options{})
+		}
+	})
+	b.Run("follow", func(b *testing.B) { // what a follower keeps in memory
+		heap := func() int64 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		for b.Loop() {
+			following, stop := context.WithCancel(ctx)
+			before := heap()
+			err := backup.Follow(following, st, to, backup.Options{Report: func(_ *backup.Report, err error) {
+				if err != nil {
+					b.Error(err)
+				}
+				stop()
+				b.ReportMetric(float64(heap()-before)/sessions, "B-kept/session")
+			}})
+			if !errors.Is(err, context.Canceled) {
+				b.Error(err)
+			}
 		}
 	})
 	b.Run("restore", func(b *testing.B) {

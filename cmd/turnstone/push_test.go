@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -110,33 +108,8 @@ func TestPU4_AKilledPushLeavesTheStoreWhole(t *testing.T) {
 	testkit.Slow(t)
 	ssh := sshTo(t)
 	a := t.TempDir() + "/a"
-	ctx := context.Background()
-	e, err := open.Open(ctx, a, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	const sessions = 250
-	for i := range sessions {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		payload := make([]byte, 20_000)
-		rand.NewChaCha8([32]byte{byte(i)}).Read(payload)
-		if _, err := s.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Payload: payload}}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := st.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
+	grow(t, a, sessions, 20_000)
 	killed := 0
 	rounds := testkit.Pick(6, 3, 1)
 	for round := range rounds {

@@ -136,7 +136,7 @@ func TestAFullDiskEndsTheProcess(t *testing.T) {
 	dir := disk(t, "size=100m")
 	t.Setenv(child+"_FULL", "1") // as if others had taken the space since the driver looked
 	acked, stderr := run(t, dir, itself)
-	if !strings.Contains(stderr, "SIGBUS") {
+	if !strings.Contains(stderr, "SIGBUS") && !strings.Contains(stderr, "unexpected fault address") { // Whose goroutine it hits varies.
 		t.Errorf("Badger survives a full disk: %.200q", stderr)
 	}
 	if len(acked) == 0 {
