@@ -51,14 +51,14 @@ func (c *Client) Bundle(ctx context.Context, w io.Writer, of ...turnstone.Bundle
 	return &turnstone.BundleReport{}, nil
 }
 
-// Unbundle implements push.Peer. When the connection is cut, it goes on with the next byte that the server needs.
-// If the server was restarted, it fails with engine.ErrUnavailable.
+// Unbundle implements push.Peer. It takes only the options As and Branch. When the connection is cut, it goes on with
+// the next byte that the server needs. If the server was restarted, it fails with engine.ErrUnavailable.
 func (c *Client) Unbundle(ctx context.Context, r io.Reader, o turnstone.UnbundleOptions) (*turnstone.UnbundleReport, error) {
 	switch {
 	case r == nil:
 		return nil, &turnstone.InvalidError{Where: "bundle", Reason: "the reader is nil"}
-	case o.MaxBytes != 0:
-		return nil, &turnstone.InvalidError{Where: "options", Reason: "MaxBytes is for a store of this process"}
+	case o.MaxBytes != 0, o.Exact, len(o.IDs) > 0:
+		return nil, &turnstone.InvalidError{Where: "options", Reason: "MaxBytes, Exact and IDs are for a store of this process"}
 	}
 	u := &upload{c: c, id: rand.Text(), path: "/v1/bundle", query: url.Values{}}
 	if o.As != "" {

@@ -153,3 +153,13 @@ func TestPU2_TheRestOfABundleIsThatOfTheSameBundle(t *testing.T) {
 		}
 	}
 }
+
+// What only a store of this process can do with a bundle is refused, rather than left out.
+func TestPU5_AClientRefusesTheOptionsOfAStore(t *testing.T) {
+	c := storetest.Served(t).(*client.Client)
+	for _, o := range []turnstone.UnbundleOptions{{MaxBytes: 1}, {Exact: true}, {IDs: map[string]string{"a": "b"}}} {
+		if _, err := c.Unbundle(ctx, bytes.NewReader(nil), o); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
