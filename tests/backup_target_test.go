@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/backup"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -262,5 +265,49 @@ func TestBK2_WhatIsStoredOtherwiseIsNoticed(t *testing.T) {
 		backedUp(t, st, to, backup.Options{})
 		got, _ := restoredAnyway(t, to)
 		sameAlive(t, aliveIn(t, st), aliveIn(t, got))
+	}
+}
+
+// A restoring goes to a server over connections that are cut all the time, also one of a session beside the one that is
+// there.
+func TestBK2_ARestoringGoesToAServer(t *testing.T) {
+	cuts := int64(0)
+	budget := func() (up, down int64) { return 1000 + rand.Int64N(60_000), 1000 + rand.Int64N(60_000) }
+	for seed := range testkit.Pick[uint64](20, 6, 3) {
+		_, st := onMemory(t, nil)
+		to := backup.Directory(t.TempDir() + "/backup")
+		p := newPast(t, st, seed)
+		p.forgets = true
+		for range 3 {
+			for range 12 {
+				p.step()
+			}
+			backedUp(t, st, to, backup.Options{})
+		}
+		e, there := onMemory(t, nil)
+		far, cut := storetest.Behind(t, e, budget)
+		restore := func(o backup.RestoreOptions) {
+			for {
+				_, err := backup.Restore(ctx, to, far, o)
+				if err == nil {
+					return
+				}
+				if !errors.Is(err, engine.ErrUnavailable) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+					t.Fatal(err)
+				}
+			}
+		}
+		restore(backup.RestoreOptions{})
+		sameAlive(t, aliveIn(t, st), aliveIn(t, there))
+		id := ids(t, st)[0]
+		restore(backup.RestoreOptions{Sessions: []string{id}, As: "beside"})
+		if a, b := nodesOf(t, session(t, there, id)), nodesOf(t, session(t, there, "beside")); !maps.Equal(a, b) {
+			t.Errorf("%d nodes, want %d", len(b), len(a))
+		}
+		verify(t, there)
+		cuts += cut.Cuts.Load()
+	}
+	if cuts < 3 {
+		t.Errorf("only %d connections were cut", cuts)
 	}
 }
