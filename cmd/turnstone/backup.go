@@ -37,8 +37,8 @@ func (a *app) backup() *cobra.Command {
 		Long: "Copy what has changed in the sessions since the last backup to the same place. `turnstone restore` restores them as they\n" +
 			"were at the end of any backup that is kept. Hosts may go on meanwhile. With --every, the command goes on until it is interrupted.\n" +
 			"If the feed tells of records (`turnstone feed on --records`), it says which sessions have changed; otherwise all are\n" +
-			"compared. Each generation begins with a copy of all sessions. With --keep, those that are kept no longer are removed,\n" +
-			"and with them what was erased in the store before the next one began.\n" + targetHelp,
+			"compared. Each generation begins with a copy of all sessions. With --keep, old generations are removed, and with them\n" +
+			"the content that was erased in the store since.\n" + targetHelp,
 		Example: "turnstone backup safe\nturnstone rewind trip@3\nturnstone backup safe",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -71,7 +71,7 @@ func (a *app) backup() *cobra.Command {
 							return err
 						}
 						if len(r.Failed) > 0 {
-							return fmt.Errorf("%w: %d sessions are in the backup as they were before, or not at all", errDamaged, len(r.Failed))
+							return fmt.Errorf("%w: the backup has what could be read, and of the rest what it had before", errDamaged)
 						}
 						return out.err
 					}
