@@ -1,0 +1,215 @@
+// Package recovery brings what can be read of a damaged store to another one.
+//
+// Run first copies all records that can be read and whose checksums match, so that a failing disk is read once. In the
+// copy it reads each session whole, and mends those that are not: see Run. What comes of that is pushed, so whatever
+// arrives was verified like any other bundle.
+package recovery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/repair"
+	"github.com/turnstonedb/turnstone/internal/session"
+	"github.com/turnstonedb/turnstone/push"
+)
+
+// Options of Run.
+type Options struct {
+	Namespace string // of the damaged store; as in turnstone.Options
+	// Dir is where a directory for a copy of the records is made, and removed, if they don't fit into memory. It needs as
+	// much space as the store has. Default: os.TempDir.
+	Dir string
+	// Progress, if set, is called with each session that was made or brought forward.
+	Progress func(turnstone.Unbundled)
+}
+
+// A Report says what Run has done.
+type Report struct {
+	push.Report        // of what came
+	Records     int    `json:"records"`        // that were read
+	Damaged     int    `json:"damaged"`        // records that were there, and whose checksums do not match
+	Gaps        int    `json:"gaps,omitzero"`  // places where the database could not be read, with any number of records
+	Lost        []Loss `json:"lost,omitempty"` // what sessions lack, the sessions in no order
+}
+
+// A Loss is something that a session has lost.
+type Loss struct {
+	Session string // the id that the session has now
+	What    string // in words, for example `revisions 7 to 12`
+	Err     error  // why; it may wrap a *damage.CorruptError
+}
+
+// Error returns all of it in a line.
+func (l *Loss) Error() string { return fmt.Sprintf("session %q: %s: %v", l.Session, l.What, l.Err) }
+
+// Unwrap returns Err.
+func (l *Loss) Unwrap() error { return l.Err }
+
+// MarshalJSON returns session, what and why.
+func (l Loss) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]string{"session": l.Session, "what": l.What, "why": fmt.Sprint(l.Err)})
+}
+
+// Run brings the sessions of a damaged store to another one, which may be new, or have some of them already, as a push
+// does (package push). Nobody else should have the damaged store open, and nothing in it is changed. A session comes
+// with what can be read of it:
+//
+//   - Its history ends before the first commit that is lost: what came after it is not known to follow.
+//   - A node whose content, or an attachment of which, is lost becomes a tombstone. The nodes around it keep their ids.
+//   - A checkpoint part that is lost is left out. If it is a part of the last checkpoint, the commits get new ids from
+//     the one on that has set it; else the checkpoints before the next version of the part count as pruned.
+//   - A session whose metadata are lost has an id that begins with "recovered-".
+//   - Records and names of kept revisions that are lost are missing.
+//
+// What was tombstoned, pruned, erased or deleted does not come. All else that is lost is in Report.Lost. Without its
+// store record, which has the key of the hashes in keys, nothing of a store can be found: then the error is a
+// *damage.CorruptError, and a backup is the only way.
+//
+// If some sessions can't be pushed, the others are, and the error is that of all of them. The report is never nil. The
+// call can be repeated.
+func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *Report, err error) {
+	out := &Report{}
+	switch {
+	case from == nil:
+		return out, fmt.Errorf("%w: the source is nil", turnstone.ErrInvalid)
+	case to == nil:
+		return out, fmt.Errorf("%w: the store is nil", turnstone.ErrInvalid)
+	}
+	copied := &spill{Engine: memory.New(), dir: o.Dir}
+	defer func() { err = errors.Join(err, copied.close()) }()
+	read, err := repair.Gather(ctx, from, copied, engine.PrefixRange(keys.Prefix(o.Namespace)), repair.Letters)
+	if err != nil {
+		return out, err
+	}
+	out.Records, out.Damaged, out.Gaps = read.Records, len(read.Damaged), len(read.Gaps)
+	key := keys.StoreKey(o.Namespace)
+	vs, err := copied.Get(ctx, key)
+	if err != nil {
+		return out, err
+	}
+	if vs[0] == nil && read.Records+len(read.Damaged)+len(read.Gaps) == 0 {
+		return out, turnstone.ErrStoreNotFound
+	}
+	record, err := head.DecodeStore(key, vs[0], head.Known)
+	if err != nil {
+		return out, codec.Corrupt(err, "store record of namespace %q", o.Namespace)
+	}
+	found, err := repair.Sessions(ctx, session.Histories(copied, &record), read.Damaged)
+	if err != nil {
+		return out, err
+	}
+	st, err := turnstone.Open(ctx, copied, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true})
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	var ids []string
+	for _, s := range found {
+		for _, l := range s.Lost {
+			out.Lost = append(out.Lost, Loss{s.ID, l.What, l.Err})
+		}
+		if s.Gone {
+			continue
+		}
+		if s.Changed {
+			if err := try(ctx, st, s.ID, o.Dir); errors.Is(err, damage.ErrDamaged) || errors.Is(err, turnstone.ErrBundle) {
+				out.Lost = append(out.Lost, Loss{s.ID, "all of it", err})
+				continue
+			} else if err != nil {
+				return out, err
+			}
+		}
+		ids = append(ids, s.ID)
+	}
+	if len(ids) == 0 {
+		return out, nil
+	}
+	r, err := push.Sessions(ctx, st, to, push.Options{Sessions: ids, Progress: o.Progress})
+	out.Report = *r
+	return out, err
+}
+
+// try returns an error if a session that was mended does not come whole to another store.
+func try(ctx context.Context, st *turnstone.Store, id, dir string) (err error) {
+	e := &spill{Engine: memory.New(), dir: dir}
+	defer func() { err = errors.Join(err, e.close()) }()
+	to, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	r, w := io.Pipe()
+	go func() {
+		_, err := st.Bundle(ctx, w, turnstone.Bundled{ID: id})
+		_ = w.CloseWithError(err)
+	}()
+	_, err = to.Unbundle(ctx, r, turnstone.UnbundleOptions{})
+	return errors.Join(err, r.Close())
+}
+
+// A spill keeps pairs in memory, or from some size on in a temporary directory.
+type spill struct {
+	engine.Engine
+	dir   string
+	bytes int
+	made  string // the directory
+}
+
+const inMemory = 64 << 20
+
+// Apply implements engine.Engine.
+func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
+	if s.bytes += b.Bytes(); s.bytes > inMemory && s.made == "" {
+		if err := s.toDisk(ctx); err != nil {
+			return err
+		}
+	}
+	return s.Engine.Apply(ctx, b)
+}
+
+func (s *spill) toDisk(ctx context.Context) (err error) {
+	if s.made, err = os.MkdirTemp(s.dir, "turnstone-recover-"); err != nil {
+		return err
+	}
+	disk, err := pebble.Open(s.made, nil)
+	if err != nil {
+		return err
+	}
+	small := s.Engine
+	s.Engine = disk
+	var b engine.Batch
+	for p, err := range small.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			return err
+		}
+		if l := disk.Limits(); b.Bytes()+len(p.Key)+len(p.Value) > l.BatchBytes || b.Ops() == l.BatchOps {
+			if err := disk.Apply(ctx, &b); err != nil {
+				return err
+			}
+			b = engine.Batch{}
+		}
+		b.Set(p.Key, p.Value)
+	}
+	return errors.Join(disk.Apply(ctx, &b), small.Close())
+}
+
+func (s *spill) close() error {
+	err := s.Close()
+	if s.made != "" {
+		err = errors.Join(err, os.RemoveAll(s.made))
+	}
+	return err
+}
