@@ -142,6 +142,14 @@ search:
 			bad = at
 		}
 	}
+	if at := Successor(bad); bytes.Compare(at, to) < 0 { // which differs by zeros at its end
+		switch ok, err := readable(at); {
+		case err != nil:
+			return nil, err
+		case ok:
+			to, end = at, false
+		}
+	}
 	if end {
 		return nil, nil
 	}

@@ -7,7 +7,6 @@ package recovery
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -38,11 +37,13 @@ type Options struct {
 
 // A Report says what Run has done.
 type Report struct {
-	push.Report        // of what came
-	Records     int    `json:"records"`        // that were read
-	Damaged     int    `json:"damaged"`        // records that were there, and whose checksums do not match
-	Gaps        int    `json:"gaps,omitzero"`  // places where the database could not be read, with any number of records
-	Lost        []Loss `json:"lost,omitempty"` // what sessions lack, the sessions in no order
+	push.Report     // of what came
+	Records     int `json:"records"`       // that were read
+	Damaged     int `json:"damaged"`       // records that were there, and whose checksums do not match
+	Gaps        int `json:"gaps,omitzero"` // places where the database could not be read, with any number of records
+	// Files are those of the damaged database that can't be read whole, each with the reason, if the source tells.
+	Files []string `json:"files,omitempty"`
+	Lost  []Loss   `json:"-"` // what sessions lack, those of one session together
 }
 
 // A Loss is something that a session has lost.
@@ -58,11 +59,6 @@ func (l *Loss) Error() string { return fmt.Sprintf("session %q: %s: %v", l.Sessi
 // Unwrap returns Err.
 func (l *Loss) Unwrap() error { return l.Err }
 
-// MarshalJSON returns session, what and why.
-func (l Loss) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]string{"session": l.Session, "what": l.What, "why": fmt.Sprint(l.Err)})
-}
-
 // Run brings the sessions of a damaged store to another one, which may be new, or have some of them already, as a push
 // does (package push). Nobody else should have the damaged store open, and nothing in it is changed. A session comes
 // with what can be read of it:
@@ -76,7 +72,8 @@ func (l Loss) MarshalJSON() ([]byte, error) {
 //
 // What was tombstoned, pruned, erased or deleted does not come. All else that is lost is in Report.Lost. Without its
 // store record, which has the key of the hashes in keys, nothing of a store can be found: then the error is a
-// *damage.CorruptError, and a backup is the only way.
+// *damage.CorruptError, and a backup is the only way. If there are Gaps or Files, a record may be as it was before it
+// was overwritten or deleted last, and there may be sessions of which nothing is left that tells of them.
 //
 // If some sessions can't be pushed, the others are, and the error is that of all of them. The report is never nil. The
 // call can be repeated.
@@ -95,6 +92,9 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 		return out, err
 	}
 	out.Records, out.Damaged, out.Gaps = read.Records, len(read.Damaged), len(read.Gaps)
+	if files, ok := from.(interface{ Lost() []string }); ok {
+		out.Files = files.Lost()
+	}
 	key := keys.StoreKey(o.Namespace)
 	vs, err := copied.Get(ctx, key)
 	if err != nil {

@@ -17,11 +17,11 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"engine", "internal/testkit", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "internal/socket", "engine/shared", "engine/open", "engine/enginetest",
+	"engine", "internal/testkit", "engine/internal/localdir", "engine/internal/remains", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "internal/socket", "engine/shared", "engine/open", "engine/enginetest",
 	"internal/pgtest", "damage", "internal/codec", "internal/keys",
 	"blob", "graph", "head",
-	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest",
-	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
+	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest", "internal/repair",
+	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
 	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
 
@@ -30,9 +30,10 @@ var may = map[string][]string{
 	"engine":                     {},
 	"internal/testkit":           {},
 	"engine/internal/localdir":   {"engine"},
+	"engine/internal/remains":    {"engine"},
 	"engine/memory":              {"engine"},
-	"engine/badger":              {"engine", "engine/internal/localdir"},
-	"engine/pebble":              {"engine", "engine/internal/localdir"},
+	"engine/badger":              {"engine", "engine/internal/localdir", "engine/internal/remains"},
+	"engine/pebble":              {"engine", "engine/internal/localdir", "engine/internal/remains"},
 	"engine/postgres":            {"engine"},
 	"internal/socket":            {},
 	"engine/shared":              {"engine", "engine/internal/localdir", "internal/socket"},
@@ -55,6 +56,8 @@ var may = map[string][]string{
 	"internal/bundle":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/session", "internal/commit"},
 	"internal/bundle/bundletest": {"internal/bundle", "internal/codec"},
 	"":                           {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle"},
+	"internal/repair":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history"},
+	"recovery":                   {"engine", "engine/memory", "engine/pebble", "damage", "head", "internal/codec", "internal/keys", "internal/repair", "internal/session", "", "push"},
 	"lease":                      {""},
 	"queue":                      {"", "lease"},
 	"draft":                      {""},

@@ -245,6 +245,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"backup list", "a generation", backup.Generation{}, ""},
 		{"backup verify", "the result", verifiedBackup{}, ""},
 		{"restore", "the report", backup.Restored{}, ""},
+		{"recover", "the report", recoveredLine{}, ""},
 		{"copy", "the report", turnstone.CopyReport{}, ""},
 		{"move", "the report", moved{}, ""},
 	} {

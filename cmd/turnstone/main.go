@@ -182,7 +182,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Look", []*cobra.Command{a.sessions(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
-		{"Keep", []*cobra.Command{a.backup(), a.restore()}},
+		{"Keep", []*cobra.Command{a.backup(), a.restore(), a.recover()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {

@@ -10,9 +10,10 @@ import (
 
 // A driver is an engine in a directory.
 type driver struct {
-	scheme string // of its URLs
-	open   func(dir string, o *Options) (engine.Engine, error)
-	trace  func(name string) bool // reports whether its stores have a file of that name; of the default, others may too
+	scheme  string // of its URLs
+	open    func(dir string, o *Options) (engine.Engine, error)
+	remains func(dir string) (Remaining, error)
+	trace   func(name string) bool // reports whether its stores have a file of that name; of the default, others may too
 }
 
 // embedded are the engines in directories, the default first. The command and storetest go by this list.
@@ -20,10 +21,10 @@ type driver struct {
 var embedded = []driver{
 	{"pebble", func(dir string, o *Options) (engine.Engine, error) {
 		return opened(pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))
-	}, pebble.Trace},
+	}, func(dir string) (Remaining, error) { return remaining(pebble.OpenRemains(dir)) }, pebble.Trace},
 	{"badger", func(dir string, o *Options) (engine.Engine, error) {
 		return opened(badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))
-	}, badger.Trace},
+	}, func(dir string) (Remaining, error) { return remaining(badger.OpenRemains(dir)) }, badger.Trace},
 }
 
 // opened returns e, and no nil pointer in it.
@@ -32,6 +33,14 @@ func opened[E engine.Engine](e E, err error) (engine.Engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// remaining is opened for what remains of a store.
+func remaining[R Remaining](r R, err error) (Remaining, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // named returns the driver of a scheme.

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/push"
+	"github.com/turnstonedb/turnstone/recovery"
+)
+
+func (a *app) recover() *cobra.Command {
+	var o recovery.Options
+	p := &pushing{}
+	c := &cobra.Command{
+		Use:   "recover FROM TO",
+		Short: "Bring what can be read of a damaged store to another one",
+		Long: "Bring what can be read of the damaged store FROM to TO, which may be new, and list what is lost. Nothing in FROM is changed, and no\n" +
+			"process may have it open. If its database does not open, its files are read one by one. The history of a session ends\n" +
+			"before the first commit that is lost. A node whose content is lost becomes a tombstone, and the rest keeps its ids. A\n" +
+			"session whose metadata are lost has an id that begins with recovered-. If something is lost, the exit code is 4.\n" +
+			"The command can be repeated. TO is what `turnstone push` takes. If there is a backup, restore it to the same place\n" +
+			"first: then a session comes only where it goes on from there.",
+		Example: "turnstone recover store.pebble saved.pebble",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.Namespace = p.namespace
+			out := printer{w: cmd.OutOrStdout()}
+			o.Progress = func(s turnstone.Unbundled) {
+				if !p.asLines {
+					printUnbundled(&out, &s)
+				}
+			}
+			to, err := a.at(args[1], p)
+			if err != nil {
+				return err
+			}
+			from, err := open.Remains(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, from.Close()) }()
+			// A store is made only if there is something to recover.
+			for _, err := range engine.Around(cmd.Context(), from, engine.Range{Limit: 1}, func(engine.Gap) {}) {
+				if err != nil {
+					return err
+				}
+				break
+			}
+			return to.peer(cmd.Context(), false, func(st push.Peer) error {
+				r, err := recovery.Run(cmd.Context(), from, st, o)
+				if p.asLines {
+					line := recoveredLine{Report: *r}
+					for _, l := range r.Lost {
+						line.Lost = append(line.Lost, lossLine{l.Session, l.What, l.Err.Error()})
+					}
+					out.err = errors.Join(out.err, asJSON(out.w, line))
+				} else {
+					printRecovered(&out, r)
+				}
+				if err == nil && len(r.Lost)+len(r.Files)+r.Gaps > 0 {
+					err = fmt.Errorf("%w: %s", errDamaged, plural(len(r.Lost), "item")+" of its sessions lost")
+				}
+				return errors.Join(explained(err, false), out.err)
+			})
+		},
+	}
+	c.Flags().StringVar(&o.Dir, "temp", "", "the directory for a copy of what does not fit into memory; default that of the system")
+	p.other(c)
+	c.Flags().Lookup("namespace").Usage = "the namespace, of both stores"
+	return c
+}
+
+// recoveredLine is the line of JSON about a recovery.
+type recoveredLine struct {
+	recovery.Report
+	Lost []lossLine `json:"lost,omitempty"`
+}
+
+type lossLine struct {
+	Session string `json:"session"`
+	What    string `json:"what"`
+	Why     string `json:"why"`
+}
+
+func printRecovered(p *printer, r *recovery.Report) {
+	for _, file := range r.Files {
+		p.printf("file     %s\n", clean(file))
+	}
+	for i := range r.Lost {
+		p.printf("lost     %s\n", clean(r.Lost[i].Error()))
+	}
+	p.printf("read     %s, %d damaged, %s\n", plural(r.Records, "record"), r.Damaged, plural(r.Gaps, "gap"))
+	p.printf("came     %s; %d had all already\n", plural(len(r.Sessions), "session"), r.Same)
+}

@@ -1,0 +1,106 @@
+//go:build linux || darwin
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/testkit"
+)
+
+// Whatever happens to a file of a store: `turnstone recover` brings what is left to a store that verifies, or says that
+// the store record is gone; no session has what it never had, and if one lacks something, the exit code says so.
+func TestRV5_AStoreWhoseFilesAreDamagedIsRecovered(t *testing.T) {
+	testkit.Slow(t)
+	for _, scheme := range open.Schemes() {
+		t.Run(scheme, func(t *testing.T) {
+			dir, other := t.TempDir()+"/store", t.TempDir()+"/store"
+			older := filled(t, scheme+":"+dir, dir, 1)
+			filled(t, scheme+":"+other, other, 2)
+			nodes := func(url string) map[string]bool {
+				out := map[string]bool{}
+				for i := range 4 {
+					text, _, ok := turnstoneCmd(t, "show", "s"+string(rune('0'+i)), "--full", "--json", "--store", url)
+					if !ok {
+						continue // The session is not there.
+					}
+					for line := range strings.Lines(text) {
+						out[line] = true
+					}
+				}
+				return out
+			}
+			want := nodes(scheme + ":" + dir)
+			files, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counts := map[string]int{}
+			for i, f := range files {
+				file, err := os.ReadFile(filepath.Join(dir, f.Name()))
+				if err != nil || len(file) == 0 {
+					continue // a lock, or a socket
+				}
+				before, _ := os.ReadFile(filepath.Join(older, f.Name()))
+				foreign, _ := os.ReadFile(filepath.Join(other, f.Name()))
+				for j, harm := range harms {
+					damaged, gone := harm.do(file, before, foreign)
+					if bytes.Equal(damaged, file) || (i+j)%testkit.Pick(1, 9, 9) != 0 {
+						continue
+					}
+					at := t.TempDir() + "/store"
+					if err := os.CopyFS(at, os.DirFS(dir)); err != nil {
+						t.Fatal(err)
+					}
+					if err := os.Chmod(at, 0o700); err != nil {
+						t.Fatal(err)
+					}
+					path := filepath.Join(at, f.Name())
+					if gone {
+						err = os.Remove(path)
+					} else {
+						err = os.WriteFile(path, damaged, 0o600)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					to := t.TempDir() + "/to"
+					out, errs, ok := turnstoneCmd(t, "recover", scheme+":"+at, to)
+					what := f.Name() + ", " + harm.name
+					if !ok && strings.Contains(errs, "store record") || strings.Contains(errs, "no store") {
+						counts["no store record"]++
+						continue
+					}
+					if !ok && !strings.Contains(errs, "lost") {
+						t.Errorf("%s: %s\n%s", what, errs, out)
+						continue
+					}
+					must(t, "verify", "--store", to)
+					got := nodes(to)
+					for node := range got {
+						if !want[node] && harm.name != "of another store" {
+							t.Errorf("%s: there never was %.300s", what, node)
+						}
+					}
+					switch {
+					case len(got) >= len(want):
+						counts["all"]++
+					case ok && harm.name != "an older copy" && !strings.HasPrefix(harm.name, "of another"):
+						t.Errorf("%s: %d of %d nodes, and nothing is lost: %s", what, len(got), len(want), out)
+					default:
+						counts["some"]++
+					}
+				}
+			}
+			t.Log(counts)
+			if counts["all"]+counts["some"] == 0 {
+				t.Error("nothing was recovered")
+			}
+		})
+	}
+}
