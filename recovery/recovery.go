@@ -7,12 +7,14 @@ package recovery
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -48,13 +50,18 @@ type Report struct {
 
 // A Loss is something that a session has lost.
 type Loss struct {
-	Session string // the id that the session has now
+	Session string // the id that the session has now, or "" if it is of the store
 	What    string // in words, for example `revisions 7 to 12`
 	Err     error  // why; it may wrap a *damage.CorruptError
 }
 
 // Error returns all of it in a line.
-func (l *Loss) Error() string { return fmt.Sprintf("session %q: %s: %v", l.Session, l.What, l.Err) }
+func (l *Loss) Error() string {
+	if l.Session == "" {
+		return fmt.Sprintf("%s: %v", l.What, l.Err)
+	}
+	return fmt.Sprintf("session %q: %s: %v", l.Session, l.What, l.Err)
+}
 
 // Unwrap returns Err.
 func (l *Loss) Unwrap() error { return l.Err }
@@ -70,9 +77,8 @@ func (l *Loss) Unwrap() error { return l.Err }
 //   - A session whose metadata are lost has an id that begins with "recovered-".
 //   - Records and names of kept revisions that are lost are missing.
 //
-// What was tombstoned, pruned, erased or deleted does not come. All else that is lost is in Report.Lost. Without its
-// store record, which has the key of the hashes in keys, nothing of a store can be found: then the error is a
-// *damage.CorruptError, and a backup is the only way. If there are Gaps or Files, a record may be as it was before it
+// What was tombstoned, pruned, erased or deleted does not come. All else that is lost is in Report.Lost. Without the store
+// record, which has the secret of the hashes in keys, the records get keys with another one. If there are Gaps or Files, a record may be as it was before it
 // was overwritten or deleted last, and there may be sessions of which nothing is left that tells of them.
 //
 // If some sessions can't be pushed, the others are, and the error is that of all of them. The report is never nil. The
@@ -102,6 +108,15 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	}
 	if vs[0] == nil && read.Records+len(read.Damaged)+len(read.Gaps) == 0 {
 		return out, turnstone.ErrStoreNotFound
+	}
+	if vs[0] == nil {
+		renamed := &spill{Engine: memory.New(), dir: o.Dir}
+		defer func() { err = errors.Join(err, renamed.close()) }()
+		if vs[0], err = rekey(ctx, copied, renamed, o.Namespace); err != nil {
+			return out, err
+		}
+		copied = renamed
+		out.Lost = append(out.Lost, Loss{"", "store record: versions of checkpoint parts may be lost with it", damage.ErrMissing})
 	}
 	record, err := head.DecodeStore(key, vs[0], head.Known)
 	if err != nil {
@@ -140,6 +155,19 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	r, err := push.Sessions(ctx, st, to, push.Options{Sessions: ids, Progress: o.Progress})
 	out.Report = *r
 	return out, err
+}
+
+// rekey copies records whose store record is lost to another engine, with a new one, which it returns.
+func rekey(ctx context.Context, from, to engine.Engine, namespace string) ([]byte, error) {
+	record := head.Store{Format: head.Known.Newest, Namespace: namespace, Chunks: blob.DefaultChunking}
+	_, _ = rand.Read(record.ID[:])
+	_, _ = rand.Read(record.Secret[:])
+	key := keys.StoreKey(namespace)
+	value := record.Encode(key)
+	if err := to.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: value}}}); err != nil {
+		return nil, err
+	}
+	return value, repair.Rekey(ctx, from, engine.PrefixRange(keys.Prefix(namespace)), session.Histories(to, &record))
 }
 
 // try returns an error if a session that was mended does not come whole to another store.

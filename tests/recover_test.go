@@ -3,20 +3,23 @@ package tests
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/recovery"
 )
 
@@ -153,25 +156,22 @@ func TestRV2_WhatCanBeReadIsRecoveredAndTheRestIsNamed(t *testing.T) {
 			_, to := onMemory(t, nil)
 			r, err := recovery.Run(ctx, e, to, recovery.Options{Dir: t.TempDir()})
 			must(t, e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
-			if letter == keys.Store {
-				if !errors.Is(err, damage.ErrDamaged) {
-					t.Errorf("%s: %v", what, err)
-				}
-				continue
-			}
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
 				continue
 			}
 			verify(t, to)
 			compareRecovered(t, what, whole, to, texts, r)
+			if letter == keys.Store {
+				sameAlive(t, texts, aliveIn(t, to))
+			}
 			if len(r.Lost) > 0 {
 				named[letter]++
 			}
 		}
 	}
 	t.Log(named)
-	for _, letter := range []byte{keys.About, keys.Blob, keys.Segment, keys.Version, keys.Ref, keys.Record, keys.Tombstone, keys.Origin} {
+	for _, letter := range []byte{keys.Store, keys.About, keys.Blob, keys.Segment, keys.Version, keys.Ref, keys.Record, keys.Tombstone, keys.Origin} {
 		if named[letter] == 0 {
 			t.Errorf("no loss is named where a record %q is damaged", letter)
 		}
@@ -198,7 +198,7 @@ func TestRV3_ManyLosses(t *testing.T) {
 		must(t, copyPairs(t, e, original))
 		var gone engine.Batch
 		for _, p := range pairs(t, e) {
-			if p.Key[4] == keys.Store || p.Key[4] == keys.Listing || r.IntN(12) > 0 { // Nothing else tells of a record.
+			if p.Key[4] == keys.Listing || r.IntN(12) > 0 { // Nothing else tells of a record.
 				continue
 			}
 			if r.IntN(2) == 0 && !bytes.Contains(p.Key, []byte(".record")) { // No other record tells of one that is not listed.
@@ -226,4 +226,95 @@ func copyPairs(t *testing.T, from, to engine.Engine) (err error) {
 		err = errors.Join(err, to.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
 	}
 	return err
+}
+
+// On every engine, and to every engine.
+func TestRV4_BetweenAllEngines(t *testing.T) {
+	for name, start := range storetest.Engines {
+		t.Run(name, func(t *testing.T) {
+			e, err := start(t)()
+			must(t, err)
+			t.Cleanup(func() { e.Close() })
+			st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+			rich(t, st)
+			texts := aliveIn(t, st)
+			original := memory.New()
+			must(t, copyPairs(t, e, original))
+			var gone engine.Batch
+			for i, p := range pairs(t, e) {
+				if i%9 == 5 && i > 0 {
+					gone.Set(p.Key, flipped(p.Value))
+				}
+			}
+			must(t, e.Apply(ctx, &gone))
+			before := pairs(t, e)
+			other, err := start(t)()
+			must(t, err)
+			t.Cleanup(func() { other.Close() })
+			to := openStore(t, other, nil)
+			r, err := recovery.Run(ctx, e, to, recovery.Options{Dir: t.TempDir()})
+			if err != nil || r.Damaged == 0 || len(r.Lost) == 0 {
+				t.Fatalf("%v, %+v", err, r)
+			}
+			verify(t, to)
+			compareRecovered(t, name, openStore(t, original, &turnstone.Options{NoAutoSeal: true}), to, texts, r)
+			if !slices.EqualFunc(pairs(t, e), before, func(a, b engine.Pair) bool { return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value) }) {
+				t.Error("the damaged store was changed")
+			}
+		})
+	}
+}
+
+// What does not fit into memory goes into a directory, which is removed, also after an error. An error of the store that
+// is recovered to, or of the context, is no loss.
+func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "large"})
+	for i := range 70 {
+		commitTo(t, s, turnstone.Commit{Nodes: saying(random(1<<20, uint64(i)))})
+	}
+	dir := t.TempDir()
+	empty := func() {
+		t.Helper()
+		left, err := os.ReadDir(dir)
+		if err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	}
+	fault := enginetest.Fault{}
+	faulty := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" {
+			return fault
+		}
+		return enginetest.Fault{}
+	}}
+	full := openStore(t, faulty, nil)
+	fault.Err = engine.ErrNoSpace
+	if r, err := recovery.Run(ctx, e, full, recovery.Options{Dir: dir}); !errors.Is(err, engine.ErrNoSpace) || len(r.Lost) > 0 {
+		t.Errorf("%v, %v", err, r.Lost)
+	}
+	empty()
+	stopped, cancel := context.WithCancel(ctx)
+	cancel()
+	_, to := onMemory(t, nil)
+	if r, err := recovery.Run(stopped, e, to, recovery.Options{Dir: dir}); !errors.Is(err, context.Canceled) || len(r.Lost) > 0 {
+		t.Errorf("%v, %v", err, r.Lost)
+	}
+	empty()
+	r, err := recovery.Run(ctx, e, to, recovery.Options{Dir: dir})
+	if err != nil || len(r.Lost) > 0 || len(r.Sessions) != 1 {
+		t.Errorf("%v, %+v", err, r)
+	}
+	empty()
+	if _, err := recovery.Run(ctx, memory.New(), to, recovery.Options{}); !errors.Is(err, turnstone.ErrStoreNotFound) {
+		t.Error(err)
+	}
+	for _, wrong := range []func() (*recovery.Report, error){
+		func() (*recovery.Report, error) { return recovery.Run(ctx, nil, to, recovery.Options{}) },
+		func() (*recovery.Report, error) { return recovery.Run(ctx, e, nil, recovery.Options{}) },
+	} {
+		if r, err := wrong(); !errors.Is(err, turnstone.ErrInvalid) || r == nil {
+			t.Errorf("%v, %v", r, err)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +41,9 @@ func (a *app) recover() *cobra.Command {
 				return err
 			}
 			from, err := open.Remains(cmd.Context(), args[0])
-			if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, open.Redacted(args[0]))
+			} else if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, from.Close()) }()
@@ -62,8 +65,12 @@ func (a *app) recover() *cobra.Command {
 				} else {
 					printRecovered(&out, r)
 				}
-				if err == nil && len(r.Lost)+len(r.Files)+r.Gaps > 0 {
-					err = fmt.Errorf("%w: %s", errDamaged, plural(len(r.Lost), "item")+" of its sessions lost")
+				switch {
+				case err != nil:
+				case len(r.Lost) > 0:
+					err = fmt.Errorf("%w: %s lost", errDamaged, plural(len(r.Lost), "item"))
+				case len(r.Files)+r.Gaps > 0:
+					err = fmt.Errorf("%w: nothing is known to be lost", errDamaged)
 				}
 				return errors.Join(explained(err, false), out.err)
 			})
@@ -89,7 +96,7 @@ type lossLine struct {
 
 func printRecovered(p *printer, r *recovery.Report) {
 	for _, file := range r.Files {
-		p.printf("file     %s\n", clean(file))
+		p.printf("damage   %s\n", clean(file))
 	}
 	for i := range r.Lost {
 		p.printf("lost     %s\n", clean(r.Lost[i].Error()))
