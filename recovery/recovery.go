@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	randv2 "math/rand/v2"
 	"os"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -45,7 +47,9 @@ type Report struct {
 	Gaps        int `json:"gaps,omitzero"` // places where the database could not be read, with any number of records
 	// Files are those of the damaged database that can't be read whole, each with the reason, if the source tells.
 	Files []string `json:"files,omitempty"`
-	Lost  []Loss   `json:"-"` // what sessions lack, those of one session together
+	// Pieces are sessions that have what came after a gap in others.
+	Pieces []Piece `json:"pieces,omitempty"`
+	Lost   []Loss  `json:"-"` // what sessions lack, those of one session together
 }
 
 // A Loss is something that a session has lost.
@@ -70,7 +74,8 @@ func (l *Loss) Unwrap() error { return l.Err }
 // does (package push). Nobody else should have the damaged store open, and nothing in it is changed. A session comes
 // with what can be read of it:
 //
-//   - Its history ends before the first commit that is lost: what came after it is not known to follow.
+//   - Its history ends before the first commit that is lost. What can be read of what came after is committed again to a
+//     session of its own, a Piece, where nodes and commits have other ids and the same times.
 //   - A node whose content, or an attachment of which, is lost becomes a tombstone. The nodes around it keep their ids.
 //   - A checkpoint part that is lost is left out. If it is a part of the last checkpoint, the commits get new ids from
 //     the one on that has set it; else the checkpoints before the next version of the part count as pruned.
@@ -126,22 +131,33 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	if err != nil {
 		return out, err
 	}
-	st, err := turnstone.Open(ctx, copied, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true})
+	c := &clock{now: time.Now(), random: randv2.NewChaCha8(record.Secret)}
+	st, err := turnstone.Open(ctx, copied, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true, Now: c.time, Random: c})
 	if err != nil {
 		return out, err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	var ids []string
-	for _, s := range found {
+	lose := func(session, what string, err error) { out.Lost = append(out.Lost, Loss{session, what, err}) }
+	for i := range found {
+		s := &found[i]
 		for _, l := range s.Lost {
-			out.Lost = append(out.Lost, Loss{s.ID, l.What, l.Err})
+			lose(s.ID, l.What, l.Err)
+		}
+		if s.Rest != nil {
+			p, err := piece(ctx, st, s, c, lose)
+			if err != nil {
+				return out, err
+			}
+			out.Pieces = append(out.Pieces, *p)
+			ids = append(ids, p.Session)
 		}
 		if s.Gone {
 			continue
 		}
 		if s.Changed {
 			if err := try(ctx, st, s.ID, o.Dir); errors.Is(err, damage.ErrDamaged) || errors.Is(err, turnstone.ErrBundle) {
-				out.Lost = append(out.Lost, Loss{s.ID, "all of it", err})
+				lose(s.ID, "all of it", err)
 				continue
 			} else if err != nil {
 				return out, err

@@ -57,7 +57,7 @@ var may = map[string][]string{
 	"internal/bundle/bundletest": {"internal/bundle", "internal/codec"},
 	"":                           {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle"},
 	"internal/repair":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history"},
-	"recovery":                   {"engine", "engine/memory", "engine/pebble", "damage", "internal/codec", "internal/keys", "blob", "head", "internal/repair", "internal/session", "", "push"},
+	"recovery":                   {"engine", "engine/memory", "engine/pebble", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/repair", "internal/session", "", "push"},
 	"lease":                      {""},
 	"queue":                      {"", "lease"},
 	"draft":                      {""},

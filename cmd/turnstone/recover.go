@@ -22,8 +22,9 @@ func (a *app) recover() *cobra.Command {
 		Short: "Bring what can be read of a damaged store to another one",
 		Long: "Bring what can be read of the damaged store FROM to TO, which may be new, and list what is lost. Nothing in FROM is changed, and no\n" +
 			"process may have it open. If its database does not open, its files are read one by one. The history of a session ends\n" +
-			"before the first commit that is lost. A node whose content is lost becomes a tombstone, and the rest keeps its ids. A\n" +
-			"session whose metadata are lost has an id that begins with recovered-. If something is lost, the exit code is 4.\n" +
+			"before the first commit that is lost; what can be read of what came after is in a session of its own. A node whose\n" +
+			"content is lost becomes a tombstone, and the rest keeps its ids. A session whose metadata are lost has an id that begins\n" +
+			"with recovered-. If something is lost, the exit code is 4.\n" +
 			"The command can be repeated. TO is what `turnstone push` takes. If there is a backup, restore it to the same place\n" +
 			"first: then a session comes only where it goes on from there.",
 		Example: "turnstone recover store.pebble saved.pebble",
@@ -100,6 +101,9 @@ func printRecovered(p *printer, r *recovery.Report) {
 	}
 	for i := range r.Lost {
 		p.printf("lost     %s\n", clean(r.Lost[i].Error()))
+	}
+	for _, piece := range r.Pieces {
+		p.printf("piece    %s has what could be read of revisions %d to %d of %s\n", clean(piece.Session), piece.First, piece.Last, clean(piece.Of))
 	}
 	p.printf("read     %s, %d damaged, %s\n", plural(r.Records, "record"), r.Damaged, plural(r.Gaps, "gap"))
 	p.printf("came     %s; %d had all already\n", plural(len(r.Sessions), "session"), r.Same)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 func Letters(letter byte) bool {
 	switch letter {
 	case keys.Store, keys.About, keys.Blob, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref, keys.Head, keys.Tombstone,
-		keys.Index, keys.Record, keys.Listing, keys.Erased, keys.Fork, keys.Mark, keys.Place:
+		keys.Index, keys.Record, keys.Listing, keys.Erased, keys.Fork, keys.Place:
 		return true
 	}
 	return false
@@ -35,6 +36,17 @@ type Session struct {
 	Changed bool   // It was not whole.
 	Gone    bool   // Nothing of it can be shown.
 	Lost    []Loss // what of it can't be read
+	Rest    *Rest  // what came after a gap, or nil
+}
+
+// A Rest is what can be read of the commits of a session that come after a gap. Nothing vouches for what is before them,
+// so they can't be shown as a part of it.
+type Rest struct {
+	History *history.History // of the session, for its checkpoint parts
+	About   *head.About      // of the session
+	Turns   head.Incarnation // a place that has the turns
+	At      []head.Revision  // the last revision of each segment there
+	Hidden  func(graph.ID) bool
 }
 
 // A Loss is something that can't be read.
@@ -75,6 +87,9 @@ func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Sessio
 	}
 	var out []Session
 	for _, s := range surveys {
+		if err := r.park(ctx, s); err != nil {
+			return nil, err
+		}
 		if s.anew && !s.gone {
 			if err := r.shorten(ctx, s); err != nil {
 				return nil, err
@@ -92,7 +107,7 @@ func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Sessio
 				return nil, err
 			}
 		}
-		out = append(out, Session{s.id, s.changed, s.gone, s.lost})
+		out = append(out, Session{s.id, s.changed, s.gone, s.lost, s.rest})
 	}
 	orphans, err := r.orphans(ctx, all)
 	return append(out, orphans...), errors.Join(err, r.w.flush(ctx))
@@ -434,6 +449,55 @@ func (r *repairer) keptAnew(ctx context.Context, s *survey) error {
 		if err := r.w.remove(ctx, p.Key); err != nil {
 			return err
 		}
+	}
+	return r.w.flush(ctx)
+}
+
+// park copies the segments that come after a gap to another place.
+func (r *repairer) park(ctx context.Context, s *survey) error {
+	if s.state.Revision > 0 && !s.anew {
+		return nil
+	}
+	name := s.name + " after a gap"
+	var lasts []head.Revision
+	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Segment, s.inc)) {
+		if err != nil {
+			return err
+		}
+		_, fields, _ := r.Space.Fields(p.Key)
+		if last, value := keys.SegmentFields(fields); value == 0 && head.Revision(last) > s.state.Revision {
+			lasts = append(lasts, head.Revision(last))
+		}
+	}
+	rest := &Rest{History: &history.History{Store: r.Store, Inc: s.inc, Name: name}, About: s.about, Hidden: s.hides}
+	if _, err := rand.Read(rest.Turns[:]); err != nil {
+		return err
+	}
+	for _, last := range lasts {
+		segment, err := r.At(ctx, s.inc, name, last)
+		if why, fatal := damaged(err); fatal != nil {
+			return fatal
+		} else if why != nil || segment.Last != last {
+			continue
+		}
+		values, err := r.Engine.Get(ctx, segment.Keys...)
+		if err != nil {
+			return err
+		}
+		for i, key := range segment.Keys {
+			body, err := codec.Decode(key, values[i], keys.Segment)
+			if err != nil {
+				return err
+			}
+			to := r.Space.Segment(rest.Turns, uint64(last), i)
+			if err := r.w.set(ctx, to, codec.Encode(to, keys.Segment, body)); err != nil {
+				return err
+			}
+		}
+		rest.At = append(rest.At, last)
+	}
+	if len(rest.At) > 0 {
+		s.rest = rest
 	}
 	return r.w.flush(ctx)
 }

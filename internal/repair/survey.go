@@ -24,6 +24,7 @@ type survey struct {
 	id, name string
 	origin   *head.Origin
 	lost     []Loss
+	rest     *Rest
 	gone     bool // Nothing can be shown.
 	changed  bool // A record has to be written,
 	anew     bool // and the commits, too.
@@ -81,6 +82,12 @@ func (r *repairer) survey(ctx context.Context, f *finding) (*survey, error) {
 	}
 	s.settle()
 	return s, nil
+}
+
+// hides reports whether the session does not show a node, or perhaps should not.
+func (s *survey) hides(id graph.ID) bool {
+	_, hidden := s.hidden[[8]byte(id[:])]
+	return hidden || s.hide[[8]byte(id[:])] != 0
 }
 
 // damaged returns err unless it is about damage, or something that is missing.
