@@ -1,9 +1,11 @@
 package repair
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/damage"
@@ -145,15 +147,18 @@ func (r *rekeying) versions(ctx context.Context) error {
 		if _, fatal := damaged(err); fatal != nil {
 			return fatal
 		}
-		for _, pairs := range by {
-			for name, parts := range set {
-				fits, err := r.try(ctx, h, name, parts, pairs)
-				if err != nil {
-					return err
-				}
-				if fits {
-					delete(set, name)
-					break
+		for _, whole := range []bool{true, false} {
+			for _, hash := range slices.SortedFunc(maps.Keys(by), func(a, b keys.Hash) int { return bytes.Compare(a[:], b[:]) }) {
+				for _, name := range slices.Sorted(maps.Keys(set)) {
+					fits, err := r.try(ctx, h, name, set[name], by[hash], whole)
+					if err != nil {
+						return err
+					}
+					if fits {
+						delete(set, name)
+						delete(by, hash)
+						break
+					}
 				}
 			}
 		}
@@ -161,8 +166,10 @@ func (r *rekeying) versions(ctx context.Context) error {
 	return nil
 }
 
-// try copies versions as those of a part, and reports whether one of them can be read so. If not, it removes them again.
-func (r *rekeying) try(ctx context.Context, h *history.History, name string, parts map[head.Revision]head.Part, pairs []engine.Pair) (fits bool, err error) {
+// try copies versions as those of a part, and reports whether they fit. If not, it removes them again. They fit if the
+// last of them can be read so or, unless whole is set, if what it is relative to is missing, and the commits have set
+// all of them.
+func (r *rekeying) try(ctx context.Context, h *history.History, name string, parts map[head.Revision]head.Part, pairs []engine.Pair, whole bool) (fits bool, err error) {
 	hash := r.Space.PartHash(name)
 	var written [][]byte
 	var last head.Part
@@ -195,9 +202,7 @@ func (r *rekeying) try(ctx context.Context, h *history.History, name string, par
 	if fatal != nil {
 		return false, fatal
 	}
-	// A base may be missing. Then the versions are read in vain, whatever their part: they are of this one if its commits
-	// have set all of them.
-	if why == nil || errors.Is(why, damage.ErrMissing) && len(written) == len(pairs) {
+	if why == nil || !whole && errors.Is(why, damage.ErrMissing) && len(written) == len(pairs) {
 		return true, nil
 	}
 	for _, key := range written {
