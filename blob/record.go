@@ -67,7 +67,9 @@ func decodeRecord(body []byte) (r stored, n int, err error) {
 		for i := range r.items {
 			d.Shape(2)
 			d.Fixed(r.items[i].id[:])
-			r.items[i].size = Size(&d)
+			if r.items[i].size = Size(&d); r.items[i].size == 0 {
+				d.Fail("an item without content")
+			}
 			sum += r.items[i].size
 		}
 		if sum != r.size {

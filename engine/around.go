@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math/big"
 )
@@ -25,16 +26,21 @@ type Gap struct {
 // to be saved of a damaged database: nothing else may pass over an error.
 func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
+		var last []byte // A key may come several times: see remains.Files.
 		for next := of.Start; ; {
 			failed := error(nil)
 			for p, err := range from.Scan(ctx, Range{Start: next, End: of.End}) {
 				if failed = err; err != nil {
 					break
 				}
+				if bytes.Compare(p.Key, last) < 0 || bytes.Compare(p.Key, next) < 0 && !bytes.Equal(p.Key, last) {
+					failed = fmt.Errorf("%w: keys out of order", ErrCorrupt)
+					break
+				}
 				if !yield(p, nil) {
 					return
 				}
-				next = Successor(p.Key)
+				last, next = p.Key, Successor(p.Key)
 			}
 			if failed == nil {
 				return
@@ -47,7 +53,7 @@ func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq
 				if !found || !yield(p, nil) {
 					return
 				}
-				next = Successor(p.Key)
+				last, next = p.Key, Successor(p.Key)
 			}
 			var to []byte
 			if !ends(ctx, failed) {
@@ -59,10 +65,13 @@ func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq
 				}
 			}
 			if ends(ctx, failed) {
+				if ctx.Err() != nil {
+					failed = ctx.Err()
+				}
 				yield(Pair{}, failed)
 				return
 			}
-			if to == nil {
+			if bytes.Compare(to, next) <= 0 {
 				return
 			}
 			next = to
@@ -79,6 +88,9 @@ func ends(ctx context.Context, err error) bool {
 func firstOf(ctx context.Context, from Scanner, of Range) (p Pair, found bool, err error) {
 	of.Limit = 1
 	for p, err := range from.Scan(ctx, of) {
+		if err == nil && bytes.Compare(p.Key, of.Start) < 0 {
+			err = fmt.Errorf("%w: keys out of order", ErrCorrupt)
+		}
 		return p, err == nil, err
 	}
 	return p, false, nil

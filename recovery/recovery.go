@@ -45,7 +45,8 @@ type Report struct {
 	Records     int `json:"records"`       // that were read
 	Damaged     int `json:"damaged"`       // records that were there, and whose checksums do not match
 	Gaps        int `json:"gaps,omitzero"` // places where the database could not be read, with any number of records
-	// Files are those of the damaged database that can't be read whole, each with the reason, if the source tells.
+	// Files says what the database says of what can't be read: which files, if the source tells, and why the first gaps
+	// are there.
 	Files []string `json:"files,omitempty"`
 	// Pieces are sessions that have what came after a gap in others.
 	Pieces []Piece `json:"pieces,omitempty"`
@@ -69,6 +70,9 @@ func (l *Loss) Error() string {
 
 // Unwrap returns Err.
 func (l *Loss) Unwrap() error { return l.Err }
+
+// maxFiles is how many reasons of gaps Report.Files has.
+const maxFiles = 20
 
 // Run brings the sessions of a damaged store to another one, which may be new, or have some of them already, as a push
 // does (package push). Nobody else should have the damaged store open, and nothing in it is changed. A session comes
@@ -105,6 +109,12 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	out.Records, out.Damaged, out.Gaps = read.Records, len(read.Damaged), len(read.Gaps)
 	if files, ok := from.(interface{ Lost() []string }); ok {
 		out.Files = files.Lost()
+	}
+	for _, g := range read.Gaps[:min(len(read.Gaps), maxFiles)] {
+		out.Files = append(out.Files, g.Err.Error())
+	}
+	if read.Records+len(read.Damaged) == 0 && len(read.Gaps) > 0 {
+		return out, read.Gaps[0].Err
 	}
 	key := keys.StoreKey(o.Namespace)
 	vs, err := copied.Get(ctx, key)
@@ -156,7 +166,7 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 			continue
 		}
 		if s.Changed {
-			if err := try(ctx, st, s.ID, o.Dir); errors.Is(err, damage.ErrDamaged) || errors.Is(err, turnstone.ErrBundle) {
+			if err := try(ctx, st, s.ID, o.Dir); ofTheCopy(err) {
 				lose(s.ID, "all of it", err)
 				continue
 			} else if err != nil {
@@ -170,7 +180,36 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	}
 	r, err := push.Sessions(ctx, st, to, push.Options{Sessions: ids, Progress: o.Progress})
 	out.Report = *r
+	if !ofTheCopy(err) {
+		return out, err
+	}
+	// The records of a session say something else together than each by itself. The others come without it.
+	var whole []string
+	for _, id := range ids {
+		if err := try(ctx, st, id, o.Dir); ofTheCopy(err) {
+			lose(id, "all of it", err)
+		} else if err != nil {
+			return out, err
+		} else {
+			whole = append(whole, id)
+		}
+	}
+	if len(whole) == len(ids) || len(whole) == 0 {
+		return out, err
+	}
+	again, err := push.Sessions(ctx, st, to, push.Options{Sessions: whole, Progress: o.Progress})
+	out.Sessions, out.Bytes, out.Same = append(out.Sessions, again.Sessions...), out.Bytes+again.Bytes, again.Same-len(out.Sessions)
 	return out, err
+}
+
+// ofTheCopy reports whether an error says that a session can't be read from the copy.
+func ofTheCopy(err error) bool {
+	for _, of := range []error{damage.ErrDamaged, damage.ErrFormat, turnstone.ErrBundle, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted} {
+		if errors.Is(err, of) {
+			return true
+		}
+	}
+	return false
 }
 
 // rekey copies records whose store record is lost to another engine, with a new one, which it returns.
@@ -196,12 +235,16 @@ func try(ctx context.Context, st *turnstone.Store, id, dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
 	r, w := io.Pipe()
+	ended := make(chan struct{})
 	go func() {
+		defer close(ended)
 		_, err := st.Bundle(ctx, w, turnstone.Bundled{ID: id})
 		_ = w.CloseWithError(err)
 	}()
 	_, err = to.Unbundle(ctx, r, turnstone.UnbundleOptions{})
-	return errors.Join(err, r.Close())
+	err = errors.Join(err, r.Close())
+	<-ended
+	return err
 }
 
 // A spill keeps pairs in memory, or from some size on in a temporary directory.

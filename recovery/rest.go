@@ -18,7 +18,6 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/repair"
 )
 
@@ -48,9 +47,9 @@ func (c *clock) seed(ctx context.Context, r *history.Reader, key []byte) error {
 	if err != nil {
 		return err
 	}
-	body, err := codec.Decode(key, values[0], keys.Segment)
+	value, err := codec.Move(key, values[0], nil) // The key is another one each time.
 	if err == nil {
-		c.random = rand.NewChaCha8(blake3.Sum256(body))
+		c.random = rand.NewChaCha8(blake3.Sum256(value))
 	}
 	return err
 }

@@ -56,7 +56,7 @@ var may = map[string][]string{
 	"internal/bundle":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/session", "internal/commit"},
 	"internal/bundle/bundletest": {"internal/bundle", "internal/codec"},
 	"":                           {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle"},
-	"internal/repair":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history"},
+	"internal/repair":            {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/session"},
 	"recovery":                   {"engine", "engine/memory", "engine/pebble", "damage", "internal/codec", "internal/keys", "blob", "graph", "head", "internal/history", "internal/repair", "internal/session", "", "push"},
 	"lease":                      {""},
 	"queue":                      {"", "lease"},

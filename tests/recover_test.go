@@ -22,6 +22,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/recovery"
@@ -427,6 +428,80 @@ func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 	} {
 		if r, err := wrong(); !errors.Is(err, turnstone.ErrInvalid) || r == nil {
 			t.Errorf("%v, %v", r, err)
+		}
+	}
+}
+
+// Records that have a right checksum and something wrong in them, and records as they were before, take no other
+// session along: each comes, or is named. Nothing is shown that never was.
+func TestRV8_RecordsThatLieOrAreOldAreNoMoreThanLosses(t *testing.T) {
+	for seed := range uint64(cmp.Or(*histories, 30)) {
+		r := rand.New(rand.NewPCG(seed, 49))
+		e, st := onMemory(t, nil)
+		p := newPast(t, st, seed)
+		ever := map[string]bool{} // contents of nodes
+		see := func() {
+			for _, id := range ids(t, st) {
+				for _, content := range shown(t, st, id) {
+					ever[content] = true
+				}
+			}
+		}
+		for range 30 {
+			p.step()
+			see()
+		}
+		older := map[string][]byte{}
+		for _, p := range pairs(t, e) {
+			older[string(p.Key)] = p.Value
+		}
+		for range 20 {
+			p.step()
+			see()
+		}
+		alive := ids(t, st)
+		now := map[string]bool{}
+		var wrong engine.Batch
+		for _, p := range pairs(t, e) {
+			now[string(p.Key)] = true
+			switch was, had := older[string(p.Key)]; {
+			case p.Key[4] == keys.Store:
+			case had && !bytes.Equal(was, p.Value) && r.IntN(20) == 0:
+				wrong.Set(p.Key, was)
+			case r.IntN(40) == 0:
+				body := bytes.Clone(p.Value[2 : len(p.Value)-4])
+				if len(body) > 0 {
+					body[r.IntN(len(body))] ^= 1 << r.IntN(8)
+				}
+				wrong.Set(p.Key, codec.Encode(p.Key, p.Key[4], body))
+			}
+		}
+		for key, was := range older {
+			if !now[key] && r.IntN(20) == 0 {
+				wrong.Set([]byte(key), was)
+			}
+		}
+		must(t, e.Apply(ctx, &wrong))
+		got, report := recovered(t, e)
+		there := map[string]bool{}
+		for _, id := range ids(t, got) {
+			there[id] = true
+			for n, content := range shown(t, got, id) {
+				if !ever[content] {
+					t.Errorf("seed %d: session %q shows node %s, %.80s", seed, id, n, content)
+				}
+			}
+		}
+		for _, id := range alive {
+			// With its metadata it loses its id.
+			if !there[id] && !slices.ContainsFunc(report.Lost, func(l recovery.Loss) bool {
+				return l.Session == id || strings.HasPrefix(l.Session, "recovered-")
+			}) {
+				t.Errorf("seed %d: session %q is missing: %v", seed, id, report.Lost)
+			}
+		}
+		if t.Failed() {
+			t.FailNow()
 		}
 	}
 }

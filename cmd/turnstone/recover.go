@@ -1,15 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/push"
 	"github.com/turnstonedb/turnstone/recovery"
 )
@@ -25,8 +28,8 @@ func (a *app) recover() *cobra.Command {
 			"before the first commit that is lost; what can be read of what came after is in a session of its own. A node whose\n" +
 			"content is lost becomes a tombstone, and the rest keeps its ids. A session whose metadata are lost has an id that begins\n" +
 			"with recovered-. If something is lost, the exit code is 4.\n" +
-			"The command can be repeated. TO is what `turnstone push` takes. If there is a backup, restore it to the same place\n" +
-			"first: then a session comes only where it goes on from there.",
+			"The command can be repeated. TO is what `turnstone push` takes. If TO has sessions of the store, from a backup for\n" +
+			"example, they go on to where they stood in FROM.",
 		Example: "turnstone recover store.pebble saved.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -48,12 +51,8 @@ func (a *app) recover() *cobra.Command {
 				return err
 			}
 			defer func() { err = errors.Join(err, from.Close()) }()
-			// A store is made only if there is something to recover.
-			for _, err := range engine.Around(cmd.Context(), from, engine.Range{Limit: 1}, func(engine.Gap) {}) {
-				if err != nil {
-					return err
-				}
-				break
+			if err := anything(cmd.Context(), from, o.Namespace); err != nil {
+				return err
 			}
 			return to.peer(cmd.Context(), false, func(st push.Peer) error {
 				r, err := recovery.Run(cmd.Context(), from, st, o)
@@ -81,6 +80,18 @@ func (a *app) recover() *cobra.Command {
 	p.other(c)
 	c.Flags().Lookup("namespace").Usage = "the namespace, of both stores"
 	return c
+}
+
+// anything fails if a damaged store has no record of a namespace that can be read: then no other store is made.
+func anything(ctx context.Context, from open.Remaining, namespace string) error {
+	var why error
+	for _, err := range engine.Around(ctx, from, engine.PrefixRange(keys.Prefix(namespace)), func(g engine.Gap) { why = g.Err }) {
+		return err
+	}
+	if lost := from.Lost(); why == nil && len(lost) > 0 {
+		why = fmt.Errorf("%w: %s", engine.ErrCorrupt, strings.Join(lost, "; "))
+	}
+	return errors.Join(fmt.Errorf("%w: no record of it can be read", turnstone.ErrStoreNotFound), why)
 }
 
 // recoveredLine is the line of JSON about a recovery.

@@ -5,10 +5,12 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -72,7 +74,7 @@ func TestRV5_AStoreWhoseFilesAreDamagedIsRecovered(t *testing.T) {
 					to := t.TempDir() + "/to"
 					out, errs, ok := turnstoneCmd(t, "recover", scheme+":"+at, to)
 					what := f.Name() + ", " + harm.name
-					if !ok && strings.Contains(errs, "no store") {
+					if !ok && strings.Contains(errs, "no record of it") {
 						counts["nothing"]++
 						continue
 					}
@@ -103,4 +105,58 @@ func TestRV5_AStoreWhoseFilesAreDamagedIsRecovered(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The command says what is lost, and ends with exit code 4 then. Where there is nothing, it makes no store.
+func TestRV5_TheCommandSaysWhatIsLost(t *testing.T) {
+	dir, to := t.TempDir()+"/store", t.TempDir()+"/to"
+	run := func(want int, args ...string) (string, string) {
+		t.Helper()
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", storeVariable+"=")
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		_ = cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); code != want {
+			t.Errorf("%v: exit code %d, want %d: %s%s", args, code, want, out.String(), errs.String())
+		}
+		return out.String(), errs.String()
+	}
+	filled(t, "pebble:"+dir, dir, 1)
+	run(3, "recover", dir+"/nothing", to)
+	run(3, "recover", dir, to, "--namespace", "of nobody")
+	run(2, "recover", dir)
+	if _, err := os.Stat(to); err == nil {
+		t.Error("a store was made")
+	}
+	if out, _ := run(0, "recover", dir, to); !strings.Contains(out, "s1  new, at revision 20") || !strings.Contains(out, "came     4 sessions") {
+		t.Error(out)
+	}
+	e, err := open.Open(t.Context(), dir, &open.Options{Exclusive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, err := range e.Scan(t.Context(), engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Key[4] == 'p' {
+			p.Value[len(p.Value)/2] ^= 1
+			if err := e.Apply(t.Context(), &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out, errs := run(4, "recover", dir, to+"2")
+	if !strings.Contains(out, "lost     session") || !strings.Contains(out, "1 damaged") || !strings.Contains(errs, "lost") {
+		t.Errorf("%s%s", out, errs)
+	}
+	if out, _ = run(4, "recover", dir, to+"2", "--json"); !strings.Contains(out, `"lost":[{"session":"s`) || !strings.Contains(out, `"same":`) {
+		t.Error(out)
+	}
+	run(0, "verify", "--store", to+"2")
 }

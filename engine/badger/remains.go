@@ -52,17 +52,21 @@ func OpenRemains(dir string) (*Remains, error) {
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
+	var names []string
 	for _, e := range entries {
-		var err error
-		switch filepath.Ext(e.Name()) {
+		names = append(names, e.Name())
+	}
+	err = r.files.Open(names, func(name string) error {
+		switch filepath.Ext(name) {
 		case ".sst":
-			err = r.addTable(e.Name())
+			return r.addTable(name)
 		case ".mem":
-			err = r.addLog(e.Name())
+			return r.addLog(name)
 		}
-		if err != nil {
-			r.files.Lose(e.Name(), fmt.Errorf("%s", firstLine(err)))
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
 }
@@ -110,6 +114,9 @@ type tableScan struct{ *table.Table }
 func (t tableScan) Close() error { return t.MmapFile.Close(-1) }
 
 func (r *Remains) addTable(name string) error {
+	if _, ok := table.ParseFileID(name); !ok {
+		return errors.New("it is no table of Badger's") // which would close the file after that error, and after no other one
+	}
 	path := filepath.Join(r.dir.At(), name)
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		return cmp.Or(err, errors.New("it is empty"))
@@ -122,7 +129,8 @@ func (r *Remains) addTable(name string) error {
 		return table.OpenTable(mapped, table.Options{ReadOnly: true, ChkMode: options.OnBlockRead, Compression: options.None})
 	})
 	if err != nil {
-		return err
+		_ = mapped.Close(-1)
+		return fmt.Errorf("%w: %s", engine.ErrCorrupt, firstLine(err))
 	}
 	r.files.Add(name, tableScan{t}, tableScan{t})
 	return nil
@@ -182,7 +190,11 @@ func newVersion(key []byte, meta byte, value []byte) (p engine.Pair, err error) 
 // encryption. Then come entries: meta 1, user meta 1, lengths of key and value, expiry (uvarints), key, value, CRC-32C
 // 4 (badger, structs.go and memtable.go). The last entry of a transaction says so, and has its timestamp as text.
 func (r *Remains) addLog(name string) error {
-	b, err := os.ReadFile(filepath.Join(r.dir.At(), name))
+	path := filepath.Join(r.dir.At(), name)
+	if info, err := os.Stat(path); err != nil || info.Size() > remains.MaxLog {
+		return cmp.Or(err, fmt.Errorf("%w: it is too large for a log", engine.ErrCorrupt))
+	}
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -199,7 +211,9 @@ func readLog(b []byte) (all []engine.Pair, err error) {
 	var transaction []engine.Pair
 	for b = b[head:]; ; {
 		if len(bytes.TrimLeft(b[:min(len(b), 32)], "\x00")) == 0 {
-			if len(transaction) > 0 {
+			if len(bytes.TrimLeft(b, "\x00")) > 0 {
+				err = fmt.Errorf("%w: zeros behind %d entries", engine.ErrCorrupt, len(all))
+			} else if len(transaction) > 0 {
 				err = fmt.Errorf("%w: it ends within a transaction", engine.ErrCorrupt)
 			}
 			return all, err

@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,16 +47,19 @@ func OpenRemains(dir string) (*Remains, error) {
 		return nil, errors.Join(err, d.Close())
 	}
 	slices.Sort(names)
-	for _, name := range names {
-		var err error
+	err = r.files.Open(names, func(name string) (err error) {
 		if num, ok := logNumber(name); ok {
 			err = r.addLog(name, num)
 		} else if strings.HasSuffix(name, ".sst") {
 			err = r.addTable(name)
 		}
 		if err != nil {
-			r.files.Lose(name, mappedOpen(err))
+			err = mappedOpen(err)
 		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
 }
@@ -141,6 +145,9 @@ func (r *Remains) addLog(name string, number uint64) error {
 		return err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || info.Size() > remains.MaxLog {
+		return cmp.Or(err, error(&damage{file: name, what: "it is too large for a log"}))
+	}
 	var all []engine.Pair
 	_, err = remains.Safely(func() (struct{}, error) {
 		return struct{}{}, readLog(name, newRecords(record.NewReader, f, number), &all)
@@ -166,7 +173,7 @@ func readLog(name string, from *record.Reader, all *[]engine.Pair) error {
 		case errors.Is(err, io.EOF), errors.Is(err, record.ErrZeroedChunk):
 			return nil
 		case record.IsInvalidRecord(err):
-			return &damage{file: name, what: fmt.Sprintf("it is torn, or damaged, behind %d entries", len(*all)), cause: err}
+			return &damage{file: name, what: fmt.Sprintf("it is torn or damaged, or ends, behind %d entries", len(*all)), cause: err}
 		case err != nil:
 			return err
 		}

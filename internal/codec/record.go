@@ -88,6 +88,18 @@ func Decode(key, value []byte, typ byte) ([]byte, error) {
 	return value[2:end], nil
 }
 
+// Move returns the record of a key as that of another key.
+func Move(from, value, to []byte) ([]byte, error) {
+	if len(value) < overhead {
+		return nil, fmt.Errorf("%w: %d bytes", damage.ErrMalformed, len(value))
+	}
+	body, err := Decode(from, value, value[0])
+	if err != nil {
+		return nil, err
+	}
+	return Encode(to, value[0], body), nil
+}
+
 // Unknown returns what is wrong with a record whose key is of no known kind: it is a
 // FormatError if a newer version of Turnstone wrote the record, else damage.
 func Unknown(key, value []byte) error {

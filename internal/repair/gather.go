@@ -1,9 +1,10 @@
 // Package repair makes a store of what can be read of a damaged one.
 //
 //	gather.go    reads all records that can be read, and leaves gaps where the database fails
-//	repair.go    which sessions there are, and the records of each that make it whole again
+//	repair.go    which sessions there are
 //	survey.go    what of a session can be read
-//	shorten.go   writes the commits of a session anew
+//	write.go     the records that make a session whole again
+//	rekey.go     gives the records other keys, if the store record is lost
 //
 // It changes the store that it works on without guards, so that is a copy which nobody else has open.
 package repair
@@ -59,11 +60,12 @@ func Gather(ctx context.Context, from engine.Scanner, to engine.Engine, of engin
 type writer struct {
 	engine.Engine
 	b     engine.Batch
+	keys  map[string]bool // of b
 	bytes int
 }
 
 func (w *writer) set(ctx context.Context, key, value []byte) error {
-	if err := w.room(ctx, len(key)+len(value)); err != nil {
+	if err := w.room(ctx, key, len(key)+len(value)); err != nil {
 		return err
 	}
 	w.b.Set(key, value)
@@ -71,19 +73,24 @@ func (w *writer) set(ctx context.Context, key, value []byte) error {
 }
 
 func (w *writer) remove(ctx context.Context, key []byte) error {
-	if err := w.room(ctx, len(key)); err != nil {
+	if err := w.room(ctx, key, len(key)); err != nil {
 		return err
 	}
 	w.b.Delete(key)
 	return nil
 }
 
-func (w *writer) room(ctx context.Context, n int) error {
-	if l := w.Limits(); w.bytes+n > l.BatchBytes || w.b.Ops() >= l.BatchOps {
+// room applies the batch if it has no room for n more bytes, or has the key.
+func (w *writer) room(ctx context.Context, key []byte, n int) error {
+	if l := w.Limits(); w.bytes+n > l.BatchBytes || w.b.Ops() >= l.BatchOps || w.keys[string(key)] {
 		if err := w.flush(ctx); err != nil {
 			return err
 		}
 	}
+	if w.keys == nil {
+		w.keys = map[string]bool{}
+	}
+	w.keys[string(key)] = true
 	w.bytes += n
 	return nil
 }
@@ -93,7 +100,7 @@ func (w *writer) flush(ctx context.Context) error {
 		return nil
 	}
 	err := w.Apply(ctx, &w.b)
-	w.b, w.bytes = engine.Batch{}, 0
+	w.b, w.keys, w.bytes = engine.Batch{}, nil, 0
 	if err != nil {
 		return fmt.Errorf("in the copy that is repaired: %w", err)
 	}

@@ -118,7 +118,11 @@ func (r *rekeying) record(ctx context.Context, letter byte, fields []byte, p eng
 	case keys.Index, keys.Mark:
 		return nil
 	}
-	return r.w.set(ctx, key, codec.Encode(key, letter, body))
+	value, err := codec.Move(p.Key, p.Value, key)
+	if err != nil {
+		return err
+	}
+	return r.w.set(ctx, key, value)
 }
 
 // versions copies the versions of checkpoint parts: those of a hash belong to a part that the commits set as deltas at
@@ -184,12 +188,12 @@ func (r *rekeying) try(ctx context.Context, h *history.History, name string, par
 		if err != nil {
 			return false, err
 		}
-		body, err := codec.Decode(p.Key, values[0], keys.Version)
+		key := r.Space.Version(h.Inc, hash, revision, value)
+		moved, err := codec.Move(p.Key, values[0], key)
 		if err != nil {
 			return false, err
 		}
-		key := r.Space.Version(h.Inc, hash, revision, value)
-		if err := r.w.set(ctx, key, codec.Encode(key, keys.Version, body)); err != nil {
+		if err := r.w.set(ctx, key, moved); err != nil {
 			return false, err
 		}
 		written, last = append(written, key), part

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -45,7 +43,7 @@ type Rest struct {
 	History *history.History // of the session, for its checkpoint parts
 	About   *head.About      // of the session
 	Turns   head.Incarnation // a place that has the turns
-	At      []head.Revision  // the last revision of each segment there
+	At      []head.Revision  // their revisions
 	Hidden  func(graph.ID) bool
 }
 
@@ -60,11 +58,16 @@ type Loss struct {
 // node whose content is lost becomes a tombstone. A checkpoint part that is lost is left out. So commits get new ids
 // from the one on that has set the part, if it is a part of the last checkpoint.
 func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Session, error) {
-	r := &repairer{Store: st.Uncached(), w: &writer{Engine: st.Engine}, found: map[keys.Hash]*finding{}, lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{}, contents: map[[32]byte]error{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{}, lost: map[head.Incarnation]error{}}
+	r := &repairer{Store: st.Uncached(), w: &writer{Engine: st.Engine}, found: map[keys.Hash]*finding{}, lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{}, contents: map[[32]byte]error{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{}, lost: map[head.Incarnation]error{}, missing: map[string]bool{}, erased: map[head.Incarnation]bool{}, gone: map[head.Incarnation][][8]byte{}}
 	for _, key := range damaged {
-		if letter, fields, ok := r.Space.Fields(key); ok && (letter == keys.Record || letter == keys.Ref || letter == keys.Tombstone) {
+		letter, fields, ok := r.Space.Fields(key)
+		switch {
+		case !ok:
+		case letter == keys.Record, letter == keys.Ref, letter == keys.Tombstone:
 			inc := head.Incarnation(fields)
 			r.damaged[inc] = append(r.damaged[inc], key)
+		case letter == keys.Erased:
+			r.noteErased(fields)
 		}
 	}
 	all, err := r.find(ctx)
@@ -155,11 +158,14 @@ type repairer struct {
 	w        *writer
 	found    map[keys.Hash]*finding
 	lives    map[head.Incarnation]*head.Life
-	damaged  map[head.Incarnation][][]byte // keys of records, kept revisions and tombstones
-	contents map[[32]byte]error            // why a blob can't be read, or nil, of those that were read
-	commits  map[forkedAt]head.CommitID    // that forks begin behind, and that got a new id
-	epochs   map[head.Incarnation]uint64   // of ancestors: the last one that a fork knows
-	lost     map[head.Incarnation]error    // why an origin can't be read
+	damaged  map[head.Incarnation][][]byte  // keys of records, kept revisions and tombstones
+	contents map[[32]byte]error             // why a blob can't be read, or nil, of those that were read
+	commits  map[forkedAt]head.CommitID     // that forks begin behind, and that got a new id
+	epochs   map[head.Incarnation]uint64    // of ancestors: the last one that a fork knows
+	missing  map[string]bool                // keys of records that are in a list alone
+	lost     map[head.Incarnation]error     // why an origin can't be read
+	erased   map[head.Incarnation]bool      // sessions
+	gone     map[head.Incarnation][][8]byte // nodes that were erased
 }
 
 // A forkedAt is a commit that a fork begins behind.
@@ -189,7 +195,6 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 		return f
 	}
 	living := map[keys.Hash][]head.Incarnation{}
-	erased := map[head.Incarnation]bool{}
 	err = errors.Join(
 		r.each(ctx, keys.About, func(hash keys.Hash, p engine.Pair) {
 			if a, err := head.DecodeAbout(p.Key, p.Value); err == nil && r.Space.Session(a.ID) == hash {
@@ -212,9 +217,7 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 		}),
 		r.each(ctx, keys.Erased, func(_ keys.Hash, p engine.Pair) {
 			_, fields, _ := r.Space.Fields(p.Key)
-			if inc, _, node := keys.ErasedFields(fields); node == (graph.ID{}) {
-				erased[inc] = true
-			}
+			r.noteErased(fields)
 		}),
 	)
 	if err != nil {
@@ -241,9 +244,46 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 			f.about = nil
 		}
 		l := r.lives[f.inc]
-		return erased[f.inc] || l != nil && l.State != head.Live
+		return r.erased[f.inc] || l != nil && l.State != head.Live
 	})
-	return all, nil
+	return r.once(ctx, all)
+}
+
+// once leaves one of those findings that are about the same incarnation: records of the id that it had before it was
+// renamed may be back. It removes their records.
+func (r *repairer) once(ctx context.Context, all []*finding) ([]*finding, error) {
+	best := map[head.Incarnation]*finding{}
+	better := func(a, b *finding) bool {
+		switch {
+		case (a.about != nil) != (b.about != nil):
+			return a.about != nil
+		case (a.life != nil) != (b.life != nil):
+			return a.life != nil // It names the id.
+		case a.about != nil && !a.about.Updated.Equal(b.about.Updated):
+			return a.about.Updated.After(b.about.Updated)
+		}
+		return bytes.Compare(a.hash[:], b.hash[:]) < 0
+	}
+	for _, f := range all {
+		if was := best[f.inc]; was == nil || better(f, was) {
+			best[f.inc] = f
+		}
+	}
+	for _, f := range all {
+		if best[f.inc] == f {
+			continue
+		}
+		for _, key := range [][]byte{r.Space.Head(f.hash), r.Space.About(f.hash)} {
+			if err := r.w.remove(ctx, key); err != nil {
+				return nil, err
+			}
+		}
+		if other := best[f.inc]; other.head == nil || f.head != nil && f.head.Revision > other.head.Revision {
+			other.head = cmp.Or(f.head, other.head)
+		}
+	}
+	all = slices.DeleteFunc(all, func(f *finding) bool { return best[f.inc] != f })
+	return all, r.w.flush(ctx)
 }
 
 // each calls f for the records of a letter, with the first 16 bytes behind it.
@@ -279,6 +319,11 @@ func (r *repairer) readForks(ctx context.Context, all []*finding) error {
 		why, err := damaged(err)
 		if err != nil {
 			return err
+		}
+		if why != nil {
+			if err := r.w.remove(ctx, r.Space.Origin(incs[i])); err != nil {
+				return err
+			}
 		}
 		if origin == nil {
 			if err := r.beginAgain(ctx, incs[i], why); err != nil {
@@ -334,8 +379,24 @@ func (r *repairer) beginAgain(ctx context.Context, inc head.Incarnation, why err
 	return nil
 }
 
+// noteErased notes what the fields of the key of an erasure say.
+func (r *repairer) noteErased(fields []byte) {
+	inc, _, node := keys.ErasedFields(fields)
+	if node == (graph.ID{}) {
+		r.erased[inc] = true
+	} else {
+		r.gone[inc] = append(r.gone[inc], [8]byte(node[:]))
+	}
+}
+
 // unlisted adds those records to the damaged ones that are in the list of records and nowhere else.
 func (r *repairer) unlisted(ctx context.Context) error {
+	listed := map[string]bool{}
+	for _, of := range r.damaged {
+		for _, key := range of {
+			listed[string(key)] = true
+		}
+	}
 	for p, err := range r.Engine.Scan(ctx, r.Space.All(keys.Listing)) {
 		if err != nil {
 			return err
@@ -350,222 +411,12 @@ func (r *repairer) unlisted(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if vs[0] == nil && !slices.ContainsFunc(r.damaged[inc], func(k []byte) bool { return bytes.Equal(k, key) }) {
+		if vs[0] == nil && !listed[string(key)] {
 			r.damaged[inc] = append(r.damaged[inc], key)
+			r.missing[string(key)] = true
 		}
 	}
 	return nil
-}
-
-// apply writes the records that make a session whole.
-func (r *repairer) apply(ctx context.Context, s *survey) error {
-	old := s.hash
-	if s.hash = r.Space.Session(s.id); s.hash != old {
-		for _, key := range [][]byte{r.Space.Head(old), r.Space.About(old)} {
-			if err := r.w.remove(ctx, key); err != nil {
-				return err
-			}
-		}
-	}
-	life := head.Life{State: head.Live}
-	if s.life != nil {
-		life = *s.life
-	}
-	life.Session, life.Epoch, life.Floor = s.hash, s.epoch, s.floor
-	life.Forks, life.Refs, life.Stones = s.forks, uint64(len(s.kept)), uint64(len(s.stones))
-	if s.anew {
-		life.Sealed, life.SealedBytes, life.Packed, life.Runs = 0, 0, 0, nil
-	}
-	h := head.Head{Incarnation: s.inc, State: s.state, Bytes: s.bytes, PackBytes: s.packBytes}
-	if s.head != nil {
-		h.Fed = s.head.Fed
-	}
-	s.about.ID = s.id
-	sets := []engine.Pair{}
-	set := func(key []byte, value func(key []byte) []byte) {
-		sets = append(sets, engine.Pair{Key: key, Value: value(key)})
-	}
-	set(r.Space.About(s.hash), s.about.Encode)
-	set(r.Space.Head(s.hash), h.Encode)
-	set(r.Space.Life(s.inc), life.Encode)
-	if s.origin != nil {
-		set(r.Space.Origin(s.inc), s.origin.Encode)
-	}
-	for id, stone := range s.stones {
-		full := [codec.HashSize]byte{}
-		copy(full[:], id[:])
-		set(r.Space.Tombstone(s.inc, full), stone.Encode)
-	}
-	for _, p := range sets {
-		if err := r.w.set(ctx, p.Key, p.Value); err != nil {
-			return err
-		}
-	}
-	return r.keptAnew(ctx, s)
-}
-
-// bury makes a session one that was deleted, which its forks may go on from.
-func (r *repairer) bury(ctx context.Context, s *survey) error {
-	for _, key := range [][]byte{r.Space.Head(s.hash), r.Space.About(s.hash)} {
-		if err := r.w.remove(ctx, key); err != nil {
-			return err
-		}
-	}
-	life := head.Life{State: head.Deleted, Session: s.hash, Floor: 1, Epoch: s.epoch, Stones: uint64(len(s.stones))}
-	key := r.Space.Life(s.inc)
-	return errors.Join(r.w.set(ctx, key, life.Encode(key)), r.w.flush(ctx))
-}
-
-// follow makes a fork name the commits of its ancestors as they are now.
-func (r *repairer) follow(s *survey) {
-	if s.origin == nil {
-		return
-	}
-	o := *s.origin
-	o.Ancestors = slices.Clone(o.Ancestors)
-	changed := false
-	for i := range o.Ancestors {
-		a := &o.Ancestors[i]
-		if id, ok := r.commits[forkedAt{a.Incarnation, a.Revision}]; ok {
-			a.Commit, changed = id, true
-		}
-	}
-	if changed {
-		o.Genesis = head.Genesis(s.inc, s.origin)
-		s.origin, s.changed = &o, true
-	}
-}
-
-// keptAnew removes the records of kept revisions that are not kept any more.
-func (r *repairer) keptAnew(ctx context.Context, s *survey) error {
-	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Ref, s.inc)) {
-		if err != nil {
-			return err
-		}
-		k, err := head.DecodeKept(p.Key, p.Value)
-		if err == nil && slices.Contains(s.kept, *k) {
-			continue
-		}
-		if err := r.w.remove(ctx, p.Key); err != nil {
-			return err
-		}
-	}
-	return r.w.flush(ctx)
-}
-
-// park copies the segments that come after a gap to another place.
-func (r *repairer) park(ctx context.Context, s *survey) error {
-	if s.state.Revision > 0 && !s.anew {
-		return nil
-	}
-	name := s.name + " after a gap"
-	var lasts []head.Revision
-	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Segment, s.inc)) {
-		if err != nil {
-			return err
-		}
-		_, fields, _ := r.Space.Fields(p.Key)
-		if last, value := keys.SegmentFields(fields); value == 0 && head.Revision(last) > s.state.Revision {
-			lasts = append(lasts, head.Revision(last))
-		}
-	}
-	rest := &Rest{History: &history.History{Store: r.Store, Inc: s.inc, Name: name}, About: s.about, Hidden: s.hides}
-	if _, err := rand.Read(rest.Turns[:]); err != nil {
-		return err
-	}
-	for _, last := range lasts {
-		segment, err := r.At(ctx, s.inc, name, last)
-		if why, fatal := damaged(err); fatal != nil {
-			return fatal
-		} else if why != nil || segment.Last != last {
-			continue
-		}
-		values, err := r.Engine.Get(ctx, segment.Keys...)
-		if err != nil {
-			return err
-		}
-		for i, key := range segment.Keys {
-			body, err := codec.Decode(key, values[i], keys.Segment)
-			if err != nil {
-				return err
-			}
-			to := r.Space.Segment(rest.Turns, uint64(last), i)
-			if err := r.w.set(ctx, to, codec.Encode(to, keys.Segment, body)); err != nil {
-				return err
-			}
-		}
-		rest.At = append(rest.At, last)
-	}
-	if len(rest.At) > 0 {
-		s.rest = rest
-	}
-	return r.w.flush(ctx)
-}
-
-// shorten writes the commits of a session anew: each by itself, without those that are lost, nor the checkpoint parts
-// that are.
-func (r *repairer) shorten(ctx context.Context, s *survey) error {
-	if err := r.w.flush(ctx); err != nil {
-		return err
-	}
-	state := head.Begin(s.inc, s.origin)
-	if s.state.Revision > 0 {
-		for segment, err := range r.Segments(ctx, history.Revisions{Inc: s.inc, Name: s.name, Last: s.state.Revision}) {
-			if err != nil {
-				return err
-			}
-			for _, key := range segment.Keys {
-				if err := r.w.remove(ctx, key); err != nil {
-					return err
-				}
-			}
-			if err := r.w.flush(ctx); err != nil {
-				return err
-			}
-			for i := range segment.Turns {
-				t := segment.Turns[i]
-				was := t.ID
-				t.Previous = state.Commit
-				if t.Parts = s.without(t.Parts); t.PartsAt != t.Revision {
-					t.Parts = nil
-				}
-				t.ID = t.Commit.ID()
-				if state, err = state.Then(&t.Commit, t.ID); err != nil {
-					return err
-				}
-				if t.ID != was {
-					r.commits[forkedAt{s.inc, t.Revision}] = t.ID
-				}
-				ks, vs, err := history.EncodeTurn(r.Space, s.inc, t.Body(), &t.Pack)
-				if err != nil {
-					return err
-				}
-				for j := range ks {
-					if err := r.w.set(ctx, ks[j], vs[j]); err != nil {
-						return err
-					}
-				}
-			}
-		}
-	}
-	s.state = state
-	if err := r.w.flush(ctx); err != nil {
-		return err
-	}
-	for _, letter := range []byte{keys.Segment, keys.Index} {
-		for p, err := range r.Engine.Scan(ctx, r.Space.Of(letter, s.inc)) {
-			if err != nil {
-				return err
-			}
-			_, fields, _ := r.Space.Fields(p.Key)
-			if last, _ := keys.SegmentFields(fields); letter == keys.Index || head.Revision(last) > state.Revision {
-				if err := r.w.remove(ctx, p.Key); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return r.w.flush(ctx)
 }
 
 // unknownID is the id of a session whose own is lost.
@@ -574,6 +425,14 @@ func unknownID(inc head.Incarnation) string { return "recovered-" + hex.EncodeTo
 // lose notes that something is lost.
 func (s *survey) lose(err error, format string, args ...any) {
 	s.lost = append(s.lost, Loss{fmt.Sprintf(format, args...), err})
+}
+
+// why returns why a record can't be read.
+func (r *repairer) why(key []byte) error {
+	if r.missing[string(key)] {
+		return damage.ErrMissing
+	}
+	return damage.ErrChecksum
 }
 
 // missing is why something is lost that is not there.

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A survey is what can be read of a session, and what it is to be.
@@ -129,9 +130,14 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 			if err != nil {
 				return n, last, err
 			}
+			_, fields, _ := r.Space.Fields(p.Key)
 			id, stone, err := history.DecodeStone(r.Space, p)
 			if err != nil {
-				s.hide[id] = by
+				s.hide[[8]byte(fields[16:])] = by
+				s.changed = true
+				if err := r.w.remove(ctx, p.Key); err != nil {
+					return n, last, err
+				}
 				continue
 			}
 			n, last = n+1, max(last, stone.Epoch)
@@ -145,6 +151,11 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 		for _, key := range r.damaged[inc] {
 			if letter, fields, _ := r.Space.Fields(key); letter == keys.Tombstone {
 				s.hide[[8]byte(fields[16:])] = by
+			}
+		}
+		for _, id := range r.gone[inc] {
+			if _, hidden := s.hidden[id]; !hidden {
+				s.hide[id] = byItself
 			}
 		}
 		return n, last, nil
@@ -220,9 +231,13 @@ func (r *repairer) readKept(ctx context.Context, s *survey) error {
 		}
 	}
 	n := r.damagedOf(s.inc, keys.Ref)
-	if have := uint64(len(s.kept)); s.life != nil && s.life.Refs > have {
+	if have := uint64(len(s.kept)); s.life != nil && s.life.Refs != have {
 		s.changed = true
-		n = s.life.Refs - have
+		if n = 0; s.life.Refs > have {
+			n = s.life.Refs - have
+		} else {
+			s.lose(damage.ErrMissing, "the release of %d kept revisions", have-s.life.Refs)
+		}
 	}
 	if n > 0 {
 		s.lose(missing(n, "records"), "names of kept revisions")
@@ -434,10 +449,23 @@ func (r *repairer) readRecords(ctx context.Context, s *survey) error {
 	for _, key := range r.damaged[s.inc] {
 		if letter, fields, _ := r.Space.Fields(key); letter == keys.Record {
 			_, text := keys.RecordFields(fields)
-			s.lose(damage.ErrChecksum, "record %q", text)
+			s.lose(r.why(key), "record %q", text)
 		}
 	}
-	return nil
+	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Record, s.inc)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := r.Space.Fields(p.Key)
+		_, text := keys.RecordFields(fields)
+		if _, err := session.DecodeRecord(p.Key, text, p.Value); err != nil || !ok {
+			s.lose(cmp.Or(err, damage.ErrMalformed), "record %q", text)
+			if err := r.w.remove(ctx, p.Key); err != nil {
+				return err
+			}
+		}
+	}
+	return r.w.flush(ctx)
 }
 
 // settle decides what the session is to be.
@@ -463,15 +491,12 @@ func (s *survey) settle() {
 	}
 	if len(lost) > 0 {
 		s.changed = true
-		if s.life == nil {
-			lost = nil // Perhaps they were pruned: nobody knows.
-		}
+	}
+	if len(lost) > 0 && s.life != nil { // Without the lifecycle record nobody knows whether they were pruned.
 		for _, v := range slices.SortedFunc(maps.Keys(lost), func(a, b partSet) int { return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.name, b.name)) }) {
 			s.lose(lost[v], "checkpoint part %q of revision %d", v.name, v.set)
 		}
-		if len(lost) > 0 {
-			s.lose(damage.ErrMissing, "checkpoints before revision %d, but those of kept revisions", s.floor)
-		}
+		s.lose(damage.ErrMissing, "checkpoints before revision %d, but those of kept revisions", s.floor)
 	}
 	s.floor = min(s.floor, s.state.Revision)
 	s.kept = slices.DeleteFunc(s.kept, func(k head.Kept) bool {

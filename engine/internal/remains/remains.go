@@ -12,8 +12,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -46,6 +48,26 @@ func (f *Files) Lose(name string, err error) {
 	if !slices.Contains(f.lost, text) {
 		f.lost = append(f.lost, text)
 	}
+}
+
+// MaxLog bounds the files of logs, which are read into memory, in bytes: many times what the drivers let them grow to.
+const MaxLog = 1 << 30
+
+// Open opens the files of a directory one by one: add adds one, or returns why it can't be read. An error that is not
+// about the file ends it.
+func (f *Files) Open(names []string, add func(name string) error) error {
+	for _, name := range names {
+		err := add(name)
+		for _, of := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES} {
+			if errors.Is(err, of) {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		if err != nil {
+			f.Lose(name, err)
+		}
+	}
+	return nil
 }
 
 // Lost says which files can't be read whole, as far as Scan has read them, and why.
@@ -84,7 +106,7 @@ func (f *Files) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair
 				yield(engine.Pair{}, err)
 				return
 			}
-			if bytes.Equal(p.Key, last) { // an older version
+			if last != nil && bytes.Compare(p.Key, last) <= 0 { // an older version
 				continue
 			}
 			last = p.Key
@@ -135,8 +157,10 @@ func (l Log) Scan(_ context.Context, of engine.Range) iter.Seq2[engine.Pair, err
 	}
 }
 
-// Safely calls f, and makes a panic of the database's an error.
+// Safely calls f, and makes a panic of the database's an error, also where a file that is mapped into memory can't be
+// read.
 func Safely[T any](f func() (T, error)) (v T, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: the database panics: %.200v", engine.ErrCorrupt, p)

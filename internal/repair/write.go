@@ -1,0 +1,226 @@
+package repair
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// apply writes the records that make a session whole.
+func (r *repairer) apply(ctx context.Context, s *survey) error {
+	old := s.hash
+	if s.hash = r.Space.Session(s.id); s.hash != old {
+		for _, key := range [][]byte{r.Space.Head(old), r.Space.About(old)} {
+			if err := r.w.remove(ctx, key); err != nil {
+				return err
+			}
+		}
+	}
+	life := head.Life{State: head.Live}
+	if s.life != nil {
+		life = *s.life
+	}
+	life.Session, life.Epoch, life.Floor = s.hash, s.epoch, s.floor
+	life.Forks, life.Refs, life.Stones = s.forks, uint64(len(s.kept)), uint64(len(s.stones))
+	if s.anew {
+		life.Sealed, life.SealedBytes, life.Packed, life.Runs = 0, 0, 0, nil
+	}
+	h := head.Head{Incarnation: s.inc, State: s.state, Bytes: s.bytes, PackBytes: s.packBytes}
+	if s.head != nil {
+		h.Fed = s.head.Fed
+	}
+	s.about.ID = s.id
+	sets := []engine.Pair{}
+	set := func(key []byte, value func(key []byte) []byte) {
+		sets = append(sets, engine.Pair{Key: key, Value: value(key)})
+	}
+	set(r.Space.About(s.hash), s.about.Encode)
+	set(r.Space.Head(s.hash), h.Encode)
+	set(r.Space.Life(s.inc), life.Encode)
+	if s.origin != nil {
+		set(r.Space.Origin(s.inc), s.origin.Encode)
+	}
+	for id, stone := range s.stones {
+		full := [codec.HashSize]byte{}
+		copy(full[:], id[:])
+		set(r.Space.Tombstone(s.inc, full), stone.Encode)
+	}
+	for _, p := range sets {
+		if err := r.w.set(ctx, p.Key, p.Value); err != nil {
+			return err
+		}
+	}
+	return r.keptAnew(ctx, s)
+}
+
+// bury makes a session one that was deleted, which its forks may go on from.
+func (r *repairer) bury(ctx context.Context, s *survey) error {
+	for _, key := range [][]byte{r.Space.Head(s.hash), r.Space.About(s.hash)} {
+		if err := r.w.remove(ctx, key); err != nil {
+			return err
+		}
+	}
+	life := head.Life{State: head.Deleted, Session: s.hash, Floor: 1, Epoch: s.epoch, Stones: uint64(len(s.stones))}
+	key := r.Space.Life(s.inc)
+	return errors.Join(r.w.set(ctx, key, life.Encode(key)), r.w.flush(ctx))
+}
+
+// follow makes a fork name the commits of its ancestors as they are now.
+func (r *repairer) follow(s *survey) {
+	if s.origin == nil {
+		return
+	}
+	o := *s.origin
+	o.Ancestors = slices.Clone(o.Ancestors)
+	changed := false
+	for i := range o.Ancestors {
+		a := &o.Ancestors[i]
+		if id, ok := r.commits[forkedAt{a.Incarnation, a.Revision}]; ok {
+			a.Commit, changed = id, true
+		}
+	}
+	if changed {
+		o.Genesis = head.Genesis(s.inc, s.origin)
+		s.origin, s.changed = &o, true
+	}
+}
+
+// keptAnew removes the records of kept revisions that are not kept any more.
+func (r *repairer) keptAnew(ctx context.Context, s *survey) error {
+	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Ref, s.inc)) {
+		if err != nil {
+			return err
+		}
+		k, err := head.DecodeKept(p.Key, p.Value)
+		if err == nil && slices.Contains(s.kept, *k) {
+			continue
+		}
+		if err := r.w.remove(ctx, p.Key); err != nil {
+			return err
+		}
+	}
+	return r.w.flush(ctx)
+}
+
+// shorten writes the commits of a session anew: each by itself, without those that are lost, nor the checkpoint parts
+// that are.
+func (r *repairer) shorten(ctx context.Context, s *survey) error {
+	if err := r.w.flush(ctx); err != nil {
+		return err
+	}
+	state := head.Begin(s.inc, s.origin)
+	if s.state.Revision > 0 {
+		for segment, err := range r.Segments(ctx, history.Revisions{Inc: s.inc, Name: s.name, Last: s.state.Revision}) {
+			if err != nil {
+				return err
+			}
+			for _, key := range segment.Keys {
+				if err := r.w.remove(ctx, key); err != nil {
+					return err
+				}
+			}
+			if err := r.w.flush(ctx); err != nil {
+				return err
+			}
+			for i := range segment.Turns {
+				t := segment.Turns[i]
+				was := t.ID
+				t.Previous = state.Commit
+				if t.Parts = s.without(t.Parts); t.PartsAt != t.Revision {
+					t.Parts = nil
+				}
+				t.ID = t.Commit.ID()
+				if state, err = state.Then(&t.Commit, t.ID); err != nil {
+					return err
+				}
+				if t.ID != was {
+					r.commits[forkedAt{s.inc, t.Revision}] = t.ID
+				}
+				ks, vs, err := history.EncodeTurn(r.Space, s.inc, t.Body(), &t.Pack)
+				if err != nil {
+					return err
+				}
+				for j := range ks {
+					if err := r.w.set(ctx, ks[j], vs[j]); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	s.state = state
+	if err := r.w.flush(ctx); err != nil {
+		return err
+	}
+	for _, letter := range []byte{keys.Segment, keys.Index} {
+		for p, err := range r.Engine.Scan(ctx, r.Space.Of(letter, s.inc)) {
+			if err != nil {
+				return err
+			}
+			_, fields, _ := r.Space.Fields(p.Key)
+			if last, _ := keys.SegmentFields(fields); letter == keys.Index || head.Revision(last) > state.Revision {
+				if err := r.w.remove(ctx, p.Key); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return r.w.flush(ctx)
+}
+
+// park copies the turns that come after a gap to another place.
+func (r *repairer) park(ctx context.Context, s *survey) error {
+	if s.state.Revision > 0 && !s.anew {
+		return nil
+	}
+	name := s.name + " after a gap"
+	var lasts []head.Revision
+	for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Segment, s.inc)) {
+		if err != nil {
+			return err
+		}
+		_, fields, _ := r.Space.Fields(p.Key)
+		if last, value := keys.SegmentFields(fields); value == 0 && head.Revision(last) > s.state.Revision {
+			lasts = append(lasts, head.Revision(last))
+		}
+	}
+	rest := &Rest{History: &history.History{Store: r.Store, Inc: s.inc, Name: name}, About: s.about, Hidden: s.hides}
+	if _, err := rand.Read(rest.Turns[:]); err != nil {
+		return err
+	}
+	for _, last := range lasts {
+		segment, err := r.At(ctx, s.inc, name, last)
+		if why, fatal := damaged(err); fatal != nil {
+			return fatal
+		} else if why != nil || segment.Last != last {
+			continue
+		}
+		for i := range segment.Turns {
+			t := &segment.Turns[i]
+			if n := len(rest.At); t.Revision <= s.state.Revision || n > 0 && t.Revision <= rest.At[n-1] { // Older segments may be back.
+				continue
+			}
+			ks, vs, err := history.EncodeTurn(r.Space, rest.Turns, t.Body(), &t.Pack)
+			if err != nil {
+				return err
+			}
+			for j := range ks {
+				if err := r.w.set(ctx, ks[j], vs[j]); err != nil {
+					return err
+				}
+			}
+			rest.At = append(rest.At, t.Revision)
+		}
+	}
+	if len(rest.At) > 0 {
+		s.rest = rest
+	}
+	return r.w.flush(ctx)
+}
