@@ -184,22 +184,31 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 		return out, err
 	}
 	// The records of a session say something else together than each by itself. The others come without it.
-	var whole []string
+	came := map[string]bool{}
+	for _, s := range out.Sessions {
+		came[s.ID] = true
+	}
+	out.Same = 0
+	var failed []error
 	for _, id := range ids {
-		if err := try(ctx, st, id, o.Dir); ofTheCopy(err) {
-			lose(id, "all of it", err)
-		} else if err != nil {
-			return out, err
-		} else {
-			whole = append(whole, id)
+		r, err := push.Sessions(ctx, st, to, push.Options{Sessions: []string{id}, Progress: o.Progress})
+		out.Bytes += r.Bytes
+		for _, s := range r.Sessions {
+			if !came[s.ID] {
+				out.Sessions = append(out.Sessions, s)
+				came[s.ID] = true
+			}
+		}
+		switch {
+		case ofTheCopy(err):
+			lose(id, "all of it, or what came after it was recovered before", err)
+		case err != nil:
+			failed = append(failed, err)
+		case !came[id]:
+			out.Same++
 		}
 	}
-	if len(whole) == len(ids) || len(whole) == 0 {
-		return out, err
-	}
-	again, err := push.Sessions(ctx, st, to, push.Options{Sessions: whole, Progress: o.Progress})
-	out.Sessions, out.Bytes, out.Same = append(out.Sessions, again.Sessions...), out.Bytes+again.Bytes, again.Same-len(out.Sessions)
-	return out, err
+	return out, errors.Join(failed...)
 }
 
 // ofTheCopy reports whether an error says that a session can't be read from the copy.

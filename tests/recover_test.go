@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -189,11 +190,20 @@ func flipped(v []byte) []byte {
 	return v
 }
 
+// ticking is a clock that says the same in each run.
+func ticking() func() time.Time {
+	now := time.Unix(1_800_000_000, 0)
+	return func() time.Time {
+		now = now.Add(time.Second)
+		return now
+	}
+}
+
 // Many records are lost at once, in random histories.
 func TestRV3_ManyLosses(t *testing.T) {
 	for seed := range uint64(cmp.Or(*histories, 30)) {
 		r := rand.New(rand.NewPCG(seed, 48))
-		e, st := onMemory(t, nil)
+		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 48}), Now: ticking()})
 		p := newPast(t, st, seed)
 		for range 60 {
 			p.step()
@@ -437,7 +447,7 @@ func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 func TestRV8_RecordsThatLieOrAreOldAreNoMoreThanLosses(t *testing.T) {
 	for seed := range uint64(cmp.Or(*histories, 30)) {
 		r := rand.New(rand.NewPCG(seed, 49))
-		e, st := onMemory(t, nil)
+		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 48}), Now: ticking()})
 		p := newPast(t, st, seed)
 		ever := map[string]bool{} // contents of nodes
 		see := func() {

@@ -3,6 +3,7 @@ package badger
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/badger/v4/table"
+	"github.com/dgraph-io/badger/v4/y"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -186,5 +191,58 @@ func TestNoRemainsOfWhatIsNoStore(t *testing.T) {
 	defer e.Close()
 	if _, err := OpenRemains(dir); !errors.Is(err, engine.ErrLocked) {
 		t.Error(err)
+	}
+}
+
+// A table that lies about its order, and is damaged, does not hold a reader up.
+func TestRemainsOfATableOutOfOrder(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		dir := t.TempDir()
+		b := table.NewTableBuilder(table.Options{BlockSize: 64, Compression: options.None, ChkMode: options.OnBlockRead, TableSize: 1 << 16})
+		n := 6 + r.IntN(20)
+		for range n {
+			key := append([]byte{pairByte}, byte('a'+r.IntN(6)), byte('a'+r.IntN(6)))
+			b.Add(y.KeyWithTs(key, 1), y.ValueStruct{Value: bytes.Repeat([]byte("v"), 34)}, 0)
+		}
+		content := b.Finish()
+		b.Close()
+		for range 1 + r.IntN(3) {
+			content[r.IntN(len(content)*2/3)] ^= 1
+		}
+		if err := errors.Join(os.WriteFile(dir+"/000001.sst", content, 0o600), os.Chmod(dir, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := remaining(t, dir); len(got) > n {
+			t.Fatalf("seed %d: %d pairs of %d", seed, len(got), n)
+		}
+	}
+}
+
+// Entries of a log that are overwritten by zeros are missed.
+func TestRemainsOfALogWithZeros(t *testing.T) {
+	dirs, has, _ := grown(t)
+	dir := dirs[1] // killed
+	logs, _ := filepath.Glob(filepath.Join(dir, "*.mem"))
+	b, err := os.ReadFile(logs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := 20
+	for range 100 {
+		n := at + 2
+		var numbers [3]uint64
+		for i := range numbers {
+			v, size := binary.Uvarint(b[n:])
+			numbers[i], n = v, n+size
+		}
+		at = n + int(numbers[0]+numbers[1]) + 4
+	}
+	clear(b[at : at+600])
+	if err := os.WriteFile(logs[0], b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, lost := remaining(t, dir); len(got) >= len(has[1]) || len(lost) != 1 || !strings.Contains(lost[0], filepath.Base(logs[0])) {
+		t.Errorf("%d of %d pairs, %v", len(got), len(has[1]), lost)
 	}
 }

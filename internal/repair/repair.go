@@ -113,6 +113,14 @@ func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Sessio
 		out = append(out, Session{s.id, s.changed, s.gone, s.lost, s.rest})
 	}
 	orphans, err := r.orphans(ctx, all)
+	for _, f := range r.doubtful {
+		id := unknownID(f.inc)
+		if f.about != nil {
+			id = f.about.ID
+		}
+		why := fmt.Errorf("%w: the lifecycle record says that the session was deleted, and its head or metadata are there", damage.ErrMalformed)
+		out = append(out, Session{ID: id, Gone: true, Lost: []Loss{{"all of it", why}}})
+	}
 	return append(out, orphans...), errors.Join(err, r.w.flush(ctx))
 }
 
@@ -165,6 +173,7 @@ type repairer struct {
 	missing  map[string]bool                // keys of records that are in a list alone
 	lost     map[head.Incarnation]error     // why an origin can't be read
 	erased   map[head.Incarnation]bool      // sessions
+	doubtful []*finding                     // sessions of which nobody knows whether they were deleted
 	gone     map[head.Incarnation][][8]byte // nodes that were erased
 }
 
@@ -244,7 +253,11 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 			f.about = nil
 		}
 		l := r.lives[f.inc]
-		return r.erased[f.inc] || l != nil && l.State != head.Live
+		deleted := l != nil && l.State != head.Live
+		if deleted && !r.erased[f.inc] && (f.about != nil || f.head != nil) {
+			r.doubtful = append(r.doubtful, f)
+		}
+		return deleted || r.erased[f.inc]
 	})
 	return r.once(ctx, all)
 }

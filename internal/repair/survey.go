@@ -292,22 +292,10 @@ func (r *repairer) readOwn(ctx context.Context, s *survey) error {
 	h := &history.History{Store: r.Store, Inc: s.inc, Origin: s.origin, Name: s.name}
 	of := history.Revisions{Inc: s.inc, Name: s.name, Last: history.Unsealed, Previous: s.state.Commit}
 	matches := s.head != nil && s.head.Revision == 0 && s.head.Commit == s.state.Commit
-	err := r.Reader.Turns(ctx, of, func(t *history.Turn) error {
-		next, err := s.state.Then(&t.Commit, t.ID)
-		if err != nil {
-			return codec.Corrupt(err, "commit %d of %s", t.Revision, s.name)
-		}
-		if err := r.readNodes(ctx, s, t, 0); err != nil {
-			return err
-		}
-		if err := r.readParts(ctx, s, h, t); err != nil {
-			return err
-		}
-		s.state, s.bytes, s.packBytes = next, s.bytes+t.Pack.Bytes(), s.packBytes+t.Pack.Uncompressed()
+	err := r.ownTurns(ctx, s, h, of, func(t *history.Turn) {
 		if s.head != nil && s.head.Revision == t.Revision {
 			matches = s.head.Commit == t.ID
 		}
-		return nil
 	})
 	why, err := damaged(err)
 	if err != nil {
@@ -326,6 +314,37 @@ func (r *repairer) readOwn(ctx context.Context, s *survey) error {
 		s.anew = s.anew || why != nil || s.head != nil && s.head.Revision != last
 	} else {
 		s.bytes, s.packBytes = s.head.Bytes, s.head.PackBytes
+	}
+	return nil
+}
+
+// ownTurns reads turns of the session one after the other.
+func (r *repairer) ownTurns(ctx context.Context, s *survey, h *history.History, of history.Revisions, f func(t *history.Turn)) error {
+	for segment, err := range r.Segments(ctx, of) {
+		if err != nil {
+			return err
+		}
+		if s.life != nil && segment.Loose() == (segment.Last <= s.life.Indexed()) {
+			s.changed, s.anew = true, true // The lifecycle record says otherwise.
+		}
+		for i := range segment.Turns {
+			t := &segment.Turns[i]
+			if t.Revision <= s.state.Revision {
+				continue
+			}
+			next, err := s.state.Then(&t.Commit, t.ID)
+			if err != nil {
+				return codec.Corrupt(err, "commit %d of %s", t.Revision, s.name)
+			}
+			if err := r.readNodes(ctx, s, t, 0); err != nil {
+				return err
+			}
+			if err := r.readParts(ctx, s, h, t); err != nil {
+				return err
+			}
+			s.state, s.bytes, s.packBytes = next, s.bytes+t.Pack.Bytes(), s.packBytes+t.Pack.Uncompressed()
+			f(t)
+		}
 	}
 	return nil
 }
