@@ -58,7 +58,7 @@ type Loss struct {
 // node whose content is lost becomes a tombstone. A checkpoint part that is lost is left out. So commits get new ids
 // from the one on that has set the part, if it is a part of the last checkpoint.
 func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Session, error) {
-	r := &repairer{Store: st.Uncached(), w: &writer{Engine: st.Engine}, found: map[keys.Hash]*finding{}, lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{}, contents: map[[32]byte]error{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{}, lost: map[head.Incarnation]error{}, missing: map[string]bool{}, erased: map[head.Incarnation]bool{}, gone: map[head.Incarnation][][8]byte{}}
+	r := newRepairer(st)
 	for _, key := range damaged {
 		letter, fields, ok := r.Space.Fields(key)
 		switch {
@@ -113,15 +113,7 @@ func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Sessio
 		out = append(out, Session{s.id, s.changed, s.gone, s.lost, s.rest})
 	}
 	orphans, err := r.orphans(ctx, all)
-	for _, f := range r.doubtful {
-		id := unknownID(f.inc)
-		if f.about != nil {
-			id = f.about.ID
-		}
-		why := fmt.Errorf("%w: the lifecycle record says that the session was deleted, and its head or metadata are there", damage.ErrMalformed)
-		out = append(out, Session{ID: id, Gone: true, Lost: []Loss{{"all of it", why}}})
-	}
-	return append(out, orphans...), errors.Join(err, r.w.flush(ctx))
+	return append(append(out, r.doubtful...), orphans...), errors.Join(err, r.w.flush(ctx))
 }
 
 // orphans returns the incarnations that have records, and neither a head, nor metadata, nor a lifecycle record. Nobody
@@ -173,8 +165,17 @@ type repairer struct {
 	missing  map[string]bool                // keys of records that are in a list alone
 	lost     map[head.Incarnation]error     // why an origin can't be read
 	erased   map[head.Incarnation]bool      // sessions
-	doubtful []*finding                     // sessions of which nobody knows whether they were deleted
+	doubtful []Session                      // of which nobody knows whether they were deleted
 	gone     map[head.Incarnation][][8]byte // nodes that were erased
+}
+
+func newRepairer(st history.Store) *repairer {
+	return &repairer{
+		Store: st.Uncached(), w: &writer{Engine: st.Engine},
+		found: map[keys.Hash]*finding{}, lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{},
+		contents: map[[32]byte]error{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{},
+		missing: map[string]bool{}, lost: map[head.Incarnation]error{}, erased: map[head.Incarnation]bool{}, gone: map[head.Incarnation][][8]byte{},
+	}
 }
 
 // A forkedAt is a commit that a fork begins behind.
@@ -243,6 +244,11 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 		default:
 			f.inc = of[0]
 		}
+		for _, inc := range living[f.hash] {
+			if inc != f.inc {
+				r.doubt(inc, nil, "another session has the id that its lifecycle record names")
+			}
+		}
 		if f.life = r.lives[f.inc]; f.life != nil && f.life.Session != f.hash {
 			f.life = nil
 		}
@@ -255,11 +261,20 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 		l := r.lives[f.inc]
 		deleted := l != nil && l.State != head.Live
 		if deleted && !r.erased[f.inc] && (f.about != nil || f.head != nil) {
-			r.doubtful = append(r.doubtful, f)
+			r.doubt(f.inc, f.about, "the lifecycle record says that the session was deleted, and its head or metadata are there")
 		}
 		return deleted || r.erased[f.inc]
 	})
 	return r.once(ctx, all)
+}
+
+// doubt notes that a session does not come, because its records contradict each other.
+func (r *repairer) doubt(inc head.Incarnation, about *head.About, why string) {
+	id := unknownID(inc)
+	if about != nil {
+		id = about.ID
+	}
+	r.doubtful = append(r.doubtful, Session{ID: id, Gone: true, Lost: []Loss{{"all of it", fmt.Errorf("%w: %s", damage.ErrMalformed, why)}}})
 }
 
 // once leaves one of those findings that are about the same incarnation: records of the id that it had before it was

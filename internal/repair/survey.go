@@ -126,6 +126,7 @@ func (s *survey) leave(why error) {
 // readStones reads the tombstones that hide nodes from the session, its own and those of its ancestors.
 func (r *repairer) readStones(ctx context.Context, s *survey) error {
 	take := func(inc head.Incarnation, epoch uint64, by hiding) (n uint64, last uint64, err error) {
+		stones := map[[8]byte]bool{}
 		for p, err := range r.Engine.Scan(ctx, r.Space.Of(keys.Tombstone, inc)) {
 			if err != nil {
 				return n, last, err
@@ -140,6 +141,7 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 				}
 				continue
 			}
+			stones[id] = true
 			n, last = n+1, max(last, stone.Epoch)
 			if by == byItself {
 				s.stones[id] = stone
@@ -154,8 +156,8 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 			}
 		}
 		for _, id := range r.gone[inc] {
-			if _, hidden := s.hidden[id]; !hidden {
-				s.hide[id] = byItself
+			if !stones[id] {
+				s.hide[id] = by
 			}
 		}
 		return n, last, nil
@@ -308,6 +310,9 @@ func (r *repairer) readOwn(ctx context.Context, s *survey) error {
 		s.lose(why, "what was committed after revision %d", last)
 	} else if s.head == nil {
 		s.lose(damage.ErrMissing, "head: whether commits after revision %d are lost is not known", last)
+	}
+	if s.head != nil && s.head.Revision <= last && !matches {
+		s.lose(damage.ErrHash, "head: at revision %d it names another commit", s.head.Revision)
 	}
 	if s.head == nil || s.head.Revision != last || !matches || why != nil {
 		s.changed = true
