@@ -12,15 +12,12 @@ import (
 	"fmt"
 	"io"
 	randv2 "math/rand/v2"
-	"os"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -87,8 +84,9 @@ const maxFiles = 20
 //   - Records and names of kept revisions that are lost are missing.
 //
 // What was tombstoned, pruned, erased or deleted does not come. All else that is lost is in Report.Lost. Without the store
-// record, which has the secret of the hashes in keys, the records get keys with another one. If there are Gaps or Files, a record may be as it was before it
-// was overwritten or deleted last, and there may be sessions of which nothing is left that tells of them.
+// record, which has the secret of the hashes in keys, the records get keys with another one. If there are Gaps or Files,
+// a record may be as it was before it was overwritten or deleted last, and there may be sessions of which nothing is left
+// that tells of them.
 //
 // If some sessions can't be pushed, the others are, and the error is that of all of them. The report is never nil. The
 // call can be repeated.
@@ -100,8 +98,8 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	case to == nil:
 		return out, fmt.Errorf("%w: the store is nil", turnstone.ErrInvalid)
 	}
-	copied := &spill{Engine: memory.New(), dir: o.Dir}
-	defer func() { err = errors.Join(err, copied.close()) }()
+	copied := newSpill(o.Dir)
+	defer func() { err = errors.Join(err, copied.Close()) }()
 	read, err := repair.Gather(ctx, from, copied, engine.PrefixRange(keys.Prefix(o.Namespace)), repair.Letters)
 	if err != nil {
 		return out, err
@@ -116,6 +114,7 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	if read.Records+len(read.Damaged) == 0 && len(read.Gaps) > 0 {
 		return out, read.Gaps[0].Err
 	}
+	mended := copied
 	key := keys.StoreKey(o.Namespace)
 	vs, err := copied.Get(ctx, key)
 	if err != nil {
@@ -125,24 +124,24 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 		return out, turnstone.ErrStoreNotFound
 	}
 	if vs[0] == nil {
-		renamed := &spill{Engine: memory.New(), dir: o.Dir}
-		defer func() { err = errors.Join(err, renamed.close()) }()
+		renamed := newSpill(o.Dir)
+		defer func() { err = errors.Join(err, renamed.Close()) }()
 		if vs[0], err = rekey(ctx, copied, renamed, o.Namespace); err != nil {
 			return out, err
 		}
-		copied = renamed
+		mended = renamed
 		out.Lost = append(out.Lost, Loss{"", "store record: versions of checkpoint parts may be lost with it", damage.ErrMissing})
 	}
 	record, err := head.DecodeStore(key, vs[0], head.Known)
 	if err != nil {
 		return out, codec.Corrupt(err, "store record of namespace %q", o.Namespace)
 	}
-	found, err := repair.Sessions(ctx, session.Histories(copied, &record), read.Damaged)
+	found, err := repair.Sessions(ctx, session.Histories(mended, &record), read.Damaged)
 	if err != nil {
 		return out, err
 	}
 	c := &clock{now: time.Now(), random: randv2.NewChaCha8(record.Secret)}
-	st, err := turnstone.Open(ctx, copied, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true, Now: c.time, Random: c})
+	st, err := turnstone.Open(ctx, mended, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true, Now: c.time, Random: c})
 	if err != nil {
 		return out, err
 	}
@@ -156,11 +155,16 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 		}
 		if s.Rest != nil {
 			p, err := piece(ctx, st, s, c, lose)
-			if err != nil {
+			switch {
+			case err != nil && ofTheMachine(ctx, err):
 				return out, err
+			case err != nil:
+				lose(s.ID, fmt.Sprintf("what came after revision %d", p.Last), err)
 			}
-			out.Pieces = append(out.Pieces, *p)
-			ids = append(ids, p.Session)
+			if p.Session != "" {
+				out.Pieces = append(out.Pieces, *p)
+				ids = append(ids, p.Session)
+			}
 		}
 		if s.Gone {
 			continue
@@ -201,7 +205,7 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 		}
 		switch {
 		case ofTheCopy(err):
-			lose(id, "all of it, or what came after it was recovered before", err)
+			lose(id, "all of it, or what the other store does not have yet", err)
 		case err != nil:
 			failed = append(failed, err)
 		case !came[id]:
@@ -221,6 +225,11 @@ func ofTheCopy(err error) bool {
 	return false
 }
 
+// ofTheMachine reports whether an error is none of the damaged store's.
+func ofTheMachine(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, engine.ErrNoSpace) || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, engine.ErrClosed)
+}
+
 // rekey copies records whose store record is lost to another engine, with a new one, which it returns.
 func rekey(ctx context.Context, from, to engine.Engine, namespace string) ([]byte, error) {
 	record := head.Store{Format: head.Known.Newest, Namespace: namespace, Chunks: blob.DefaultChunking}
@@ -236,8 +245,8 @@ func rekey(ctx context.Context, from, to engine.Engine, namespace string) ([]byt
 
 // try returns an error if a session that was mended does not come whole to another store.
 func try(ctx context.Context, st *turnstone.Store, id, dir string) (err error) {
-	e := &spill{Engine: memory.New(), dir: dir}
-	defer func() { err = errors.Join(err, e.close()) }()
+	e := newSpill(dir)
+	defer func() { err = errors.Join(err, e.Close()) }()
 	to, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
 	if err != nil {
 		return err
@@ -253,59 +262,5 @@ func try(ctx context.Context, st *turnstone.Store, id, dir string) (err error) {
 	_, err = to.Unbundle(ctx, r, turnstone.UnbundleOptions{})
 	err = errors.Join(err, r.Close())
 	<-ended
-	return err
-}
-
-// A spill keeps pairs in memory, or from some size on in a temporary directory.
-type spill struct {
-	engine.Engine
-	dir   string
-	bytes int
-	made  string // the directory
-}
-
-const inMemory = 64 << 20
-
-// Apply implements engine.Engine.
-func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
-	if s.bytes += b.Bytes(); s.bytes > inMemory && s.made == "" {
-		if err := s.toDisk(ctx); err != nil {
-			return err
-		}
-	}
-	return s.Engine.Apply(ctx, b)
-}
-
-func (s *spill) toDisk(ctx context.Context) (err error) {
-	if s.made, err = os.MkdirTemp(s.dir, "turnstone-recover-"); err != nil {
-		return err
-	}
-	disk, err := pebble.Open(s.made, nil)
-	if err != nil {
-		return err
-	}
-	small := s.Engine
-	s.Engine = disk
-	var b engine.Batch
-	for p, err := range small.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			return err
-		}
-		if l := disk.Limits(); b.Bytes()+len(p.Key)+len(p.Value) > l.BatchBytes || b.Ops() == l.BatchOps {
-			if err := disk.Apply(ctx, &b); err != nil {
-				return err
-			}
-			b = engine.Batch{}
-		}
-		b.Set(p.Key, p.Value)
-	}
-	return errors.Join(disk.Apply(ctx, &b), small.Close())
-}
-
-func (s *spill) close() error {
-	err := s.Close()
-	if s.made != "" {
-		err = errors.Join(err, os.RemoveAll(s.made))
-	}
 	return err
 }

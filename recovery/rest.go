@@ -66,29 +66,30 @@ type piecing struct {
 
 // piece makes a session of what came after a gap. Its nodes and commits get other ids, and the times stay. A node whose
 // parent is lost follows the one that was appended before it.
-func piece(ctx context.Context, st *turnstone.Store, of *repair.Session, c *clock, lose func(session, what string, err error)) (_ *Piece, err error) {
+// After an error, the Piece says how far it has come.
+func piece(ctx context.Context, st *turnstone.Store, of *repair.Session, c *clock, lose func(session, what string, err error)) (*Piece, error) {
 	p := &piecing{rest: of.Rest, c: c, ids: map[graph.ID]graph.ID{}, has: map[blob.ID]bool{}}
 	out := &Piece{Of: of.ID}
 	for _, last := range of.Rest.At {
 		segment, err := of.Rest.History.At(ctx, of.Rest.Turns, of.Rest.History.Name, last)
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		for i := range segment.Turns {
 			t := &segment.Turns[i]
 			if out.First == 0 {
-				out.First = t.Revision
-				out.Session = pieceID(of.ID, t.Revision)
-				p.lose = func(what string, err error) { lose(out.Session, what, err) }
+				id := pieceID(of.ID, t.Revision)
+				p.lose = func(what string, err error) { lose(id, what, err) }
 				if err := c.seed(ctx, &of.Rest.History.Reader, segment.Keys[0]); err != nil {
-					return nil, err
+					return out, err
 				}
-				if err := p.create(ctx, st, out.Session, of, t.Time); err != nil {
-					return nil, err
+				if err := p.create(ctx, st, id, of, t.Time); err != nil {
+					return out, err
 				}
+				out.First, out.Session = t.Revision, id
 			}
 			if err := p.turn(ctx, t); err != nil {
-				return nil, err
+				return out, err
 			}
 			out.Last = t.Revision
 		}

@@ -429,6 +429,11 @@ func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 		t.Errorf("%v, %+v", err, r)
 	}
 	empty()
+	must(t, e.Apply(ctx, &engine.Batch{Deletes: [][]byte{keys.StoreKey("")}}))
+	if r, err = recovery.Run(ctx, e, to, recovery.Options{Dir: dir}); err != nil || r.Same != 1 {
+		t.Errorf("%v, %+v", err, r)
+	}
+	empty()
 	if _, err := recovery.Run(ctx, memory.New(), to, recovery.Options{}); !errors.Is(err, turnstone.ErrStoreNotFound) {
 		t.Error(err)
 	}

@@ -18,8 +18,8 @@ type Remaining interface {
 	Lost() []string
 }
 
-// Remains opens what can be read of the database that url names, and changes nothing there. A store in a directory must
-// not be open. If it opens for reading only, that is read; otherwise its tables and logs are, one by one: see
+// Remains opens what can be read of the database that url names. It changes nothing in a directory, which must not be
+// open; a server is opened as by Open. If it opens for reading only, that is read; otherwise its tables and logs are, one by one: see
 // pebble.Remains and badger.Remains.
 func Remains(ctx context.Context, url string) (Remaining, error) {
 	scheme, dir, local := Directory(url)

@@ -1,0 +1,107 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"os"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+)
+
+// inMemory is how many bytes a spill keeps in memory.
+const inMemory = 64 << 20
+
+// A spill is an engine that keeps its pairs in memory, and from some size on in a temporary directory.
+type spill struct {
+	dir string // where that is made
+
+	mu    sync.RWMutex // held while the pairs move, and read-held while a batch is applied
+	now   engine.Engine
+	small engine.Engine // what now was before: a Scan may be going on there
+	bytes int64         // that were written
+	made  string        // the directory
+}
+
+func newSpill(dir string) *spill { return &spill{dir: dir, now: memory.New()} }
+
+func (s *spill) current() engine.Engine {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.now
+}
+
+// Get implements engine.Engine.
+func (s *spill) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	return s.current().Get(ctx, keys...)
+}
+
+// Scan implements engine.Engine.
+func (s *spill) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return s.current().Scan(ctx, r)
+}
+
+// Limits implements engine.Engine.
+func (s *spill) Limits() engine.Limits { return s.current().Limits() }
+
+// Vacuum implements engine.Engine.
+func (s *spill) Vacuum(ctx context.Context) error { return s.current().Vacuum(ctx) }
+
+// Apply implements engine.Engine.
+func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
+	if err := s.room(ctx, int64(b.Bytes())); err != nil {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.now.Apply(ctx, b)
+}
+
+// room moves the pairs to a directory if n more bytes are too many.
+func (s *spill) room(ctx context.Context, n int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bytes += n; s.bytes <= inMemory || s.made != "" {
+		return nil
+	}
+	var err error
+	if s.made, err = os.MkdirTemp(s.dir, "turnstone-recover-"); err != nil {
+		return err
+	}
+	disk, err := pebble.Open(s.made, nil)
+	if err != nil {
+		return err
+	}
+	s.now, s.small = disk, s.now
+	var some engine.Batch
+	for p, err := range s.small.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			return err
+		}
+		if l := disk.Limits(); some.Bytes()+len(p.Key)+len(p.Value) > l.BatchBytes || some.Ops() == l.BatchOps {
+			if err := disk.Apply(ctx, &some); err != nil {
+				return err
+			}
+			some = engine.Batch{}
+		}
+		some.Set(p.Key, p.Value)
+	}
+	return disk.Apply(ctx, &some)
+}
+
+// Close implements engine.Engine. It removes the directory.
+func (s *spill) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.now.Close()
+	if s.small != nil {
+		err = errors.Join(err, s.small.Close())
+	}
+	if s.made != "" {
+		err = errors.Join(err, os.RemoveAll(s.made))
+	}
+	return err
+}
