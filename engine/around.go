@@ -15,13 +15,15 @@ type Scanner interface {
 	Scan(ctx context.Context, r Range) iter.Seq2[Pair, error]
 }
 
-// A Gap is a range of keys of which nothing can be read.
+// A Gap is a range of keys that Around has passed over. Between two damaged places that are near to each other, it may
+// have keys that could be read.
 type Gap struct {
 	After, Before []byte // the keys that are missing are from After to before Before, or to the end if that is nil
 	Err           error  // what the database says
 }
 
 // Around yields the pairs of a range that can be read, in order, and calls gap where it goes on behind some that can't.
+// It may pass over some between two damaged places.
 // An error is that of the context, or says that the database can't be reached; it ends the sequence. It is for what is
 // to be saved of a damaged database: nothing else may pass over an error.
 func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq2[Pair, error] {
@@ -45,7 +47,8 @@ func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq
 			if failed == nil {
 				return
 			}
-			for !ends(ctx, failed) { // A page has failed as a whole, and its first pairs may be there.
+			const page = 1000                                 // pairs, and more than any engine reads at once
+			for n := 0; n < page && !ends(ctx, failed); n++ { // A page has failed as a whole, and its first pairs may be there.
 				p, found, err := firstOf(ctx, from, Range{Start: next, End: of.End})
 				if failed = err; err != nil {
 					break
@@ -54,6 +57,9 @@ func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq
 					return
 				}
 				last, next = p.Key, Successor(p.Key)
+			}
+			if failed == nil { // It was a moment's.
+				continue
 			}
 			var to []byte
 			if !ends(ctx, failed) {
@@ -112,14 +118,14 @@ search:
 	for n := len(of.Start) - 1; n >= -1 && to == nil; n-- { // the place of the byte that is made larger
 		at := append(bytes.Clone(of.Start[:max(n, 0)]), 0)
 		last := len(at) - 1
-		from := 0
+		low := 0
 		if n >= 0 {
-			from = int(of.Start[n])
+			low = int(of.Start[n])
 		} else if len(of.Start) > 0 {
 			break
 		}
-		for step := 1; from < 0xff && step < 0x200; step *= 2 {
-			at[last] = byte(min(from+step, 0xff))
+		for step := 1; low < 0xff && step < 0x200; step *= 2 {
+			at[last] = byte(min(low+step, 0xff))
 			if of.End != nil && bytes.Compare(at, of.End) >= 0 {
 				continue search
 			}

@@ -98,12 +98,60 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	case to == nil:
 		return out, fmt.Errorf("%w: the store is nil", turnstone.ErrInvalid)
 	}
-	copied := newSpill(o.Dir)
-	defer func() { err = errors.Join(err, copied.Close()) }()
-	read, err := repair.Gather(ctx, from, copied, engine.PrefixRange(keys.Prefix(o.Namespace)), repair.Letters)
+	copied, renamed := newSpill(o.Dir), newSpill(o.Dir)
+	defer func() { err = errors.Join(err, copied.Close(), renamed.Close()) }()
+	r := &recovering{to: to, o: o, out: out}
+	if r.e, r.record, err = r.gather(ctx, from, copied, renamed); err != nil {
+		return out, err
+	}
+	found, err := repair.Sessions(ctx, session.Histories(r.e, r.record), r.damaged)
 	if err != nil {
 		return out, err
 	}
+	r.clock = &clock{now: time.Now(), random: randv2.NewChaCha8(r.record.Secret)}
+	r.st, err = turnstone.Open(ctx, r.e, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true, Now: r.clock.time, Random: r.clock})
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, r.st.Close()) }()
+	var ids []string
+	for i := range found {
+		some, err := r.found(ctx, &found[i])
+		if err != nil {
+			return out, err
+		}
+		ids = append(ids, some...)
+	}
+	if len(ids) == 0 {
+		return out, nil
+	}
+	return out, r.send(ctx, ids)
+}
+
+// A recovering is one call of Run.
+type recovering struct {
+	to      push.Peer
+	o       Options
+	out     *Report
+	e       engine.Engine // with the records
+	record  *head.Store
+	damaged [][]byte
+	st      *turnstone.Store // on e
+	clock   *clock
+}
+
+func (r *recovering) lose(session, what string, err error) {
+	r.out.Lost = append(r.out.Lost, Loss{session, what, err})
+}
+
+// gather copies the records, and returns where they are. If the store record can't be read, they are in renamed.
+func (r *recovering) gather(ctx context.Context, from engine.Scanner, copied, renamed *spill) (engine.Engine, *head.Store, error) {
+	namespace, out := r.o.Namespace, r.out
+	read, err := repair.Gather(ctx, from, copied, engine.PrefixRange(keys.Prefix(namespace)), repair.Letters)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.damaged = read.Damaged
 	out.Records, out.Damaged, out.Gaps = read.Records, len(read.Damaged), len(read.Gaps)
 	if files, ok := from.(interface{ Lost() []string }); ok {
 		out.Files = files.Lost()
@@ -111,108 +159,100 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	for _, g := range read.Gaps[:min(len(read.Gaps), maxFiles)] {
 		out.Files = append(out.Files, g.Err.Error())
 	}
-	if read.Records+len(read.Damaged) == 0 && len(read.Gaps) > 0 {
-		return out, read.Gaps[0].Err
+	if read.Records+len(read.Damaged) == 0 {
+		if len(read.Gaps) > 0 {
+			return nil, nil, read.Gaps[0].Err
+		}
+		return nil, nil, turnstone.ErrStoreNotFound
 	}
-	mended := copied
-	key := keys.StoreKey(o.Namespace)
+	key := keys.StoreKey(namespace)
 	vs, err := copied.Get(ctx, key)
 	if err != nil {
-		return out, err
+		return nil, nil, err
 	}
-	if vs[0] == nil && read.Records+len(read.Damaged)+len(read.Gaps) == 0 {
-		return out, turnstone.ErrStoreNotFound
+	record, why := head.DecodeStore(key, vs[0], head.Known)
+	switch {
+	case errors.Is(why, damage.ErrFormat):
+		return nil, nil, codec.Corrupt(why, "store record of namespace %q", namespace)
+	case why == nil:
+		return copied, &record, nil
 	}
-	if vs[0] == nil {
-		renamed := newSpill(o.Dir)
-		defer func() { err = errors.Join(err, renamed.Close()) }()
-		if vs[0], err = rekey(ctx, copied, renamed, o.Namespace); err != nil {
-			return out, err
+	r.lose("", "store record: versions of checkpoint parts may be lost with it", why)
+	fresh, err := rekey(ctx, copied, renamed, namespace)
+	return renamed, fresh, err
+}
+
+// found returns the ids of a session that was found, and of its piece, as far as they can be sent.
+func (r *recovering) found(ctx context.Context, s *repair.Session) (ids []string, err error) {
+	for _, l := range s.Lost {
+		r.lose(s.ID, l.What, l.Err)
+	}
+	if s.Rest != nil {
+		p, err := piece(ctx, r.st, s, r.clock, r.lose)
+		switch {
+		case err == nil:
+		case ofTheCopy(err), errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit), errors.Is(err, turnstone.ErrExists),
+			errors.Is(err, turnstone.ErrTurnConflict), errors.Is(err, turnstone.ErrConflict):
+			r.lose(s.ID, fmt.Sprintf("what came after revision %d", p.Last), err)
+		default:
+			return nil, err
 		}
-		mended = renamed
-		out.Lost = append(out.Lost, Loss{"", "store record: versions of checkpoint parts may be lost with it", damage.ErrMissing})
-	}
-	record, err := head.DecodeStore(key, vs[0], head.Known)
-	if err != nil {
-		return out, codec.Corrupt(err, "store record of namespace %q", o.Namespace)
-	}
-	found, err := repair.Sessions(ctx, session.Histories(mended, &record), read.Damaged)
-	if err != nil {
-		return out, err
-	}
-	c := &clock{now: time.Now(), random: randv2.NewChaCha8(record.Secret)}
-	st, err := turnstone.Open(ctx, mended, &turnstone.Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true, Now: c.time, Random: c})
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, st.Close()) }()
-	var ids []string
-	lose := func(session, what string, err error) { out.Lost = append(out.Lost, Loss{session, what, err}) }
-	for i := range found {
-		s := &found[i]
-		for _, l := range s.Lost {
-			lose(s.ID, l.What, l.Err)
+		if p.Last > 0 {
+			r.out.Pieces = append(r.out.Pieces, *p)
+			ids = append(ids, p.Session)
 		}
-		if s.Rest != nil {
-			p, err := piece(ctx, st, s, c, lose)
-			switch {
-			case err != nil && ofTheMachine(ctx, err):
-				return out, err
-			case err != nil:
-				lose(s.ID, fmt.Sprintf("what came after revision %d", p.Last), err)
-			}
-			if p.Session != "" {
-				out.Pieces = append(out.Pieces, *p)
-				ids = append(ids, p.Session)
-			}
-		}
-		if s.Gone {
-			continue
-		}
-		if s.Changed {
-			if err := try(ctx, st, s.ID, o.Dir); ofTheCopy(err) {
-				lose(s.ID, "all of it", err)
-				continue
-			} else if err != nil {
-				return out, err
-			}
-		}
-		ids = append(ids, s.ID)
 	}
-	if len(ids) == 0 {
-		return out, nil
+	if s.Gone {
+		return ids, nil
 	}
-	r, err := push.Sessions(ctx, st, to, push.Options{Sessions: ids, Progress: o.Progress})
-	out.Report = *r
+	if s.Changed {
+		if err := r.try(ctx, s.ID); ofTheCopy(err) {
+			r.lose(s.ID, "all of it", err)
+			return ids, nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return append(ids, s.ID), nil
+}
+
+// send pushes sessions.
+func (r *recovering) send(ctx context.Context, ids []string) error {
+	pushed, err := push.Sessions(ctx, r.st, r.to, push.Options{Sessions: ids, Progress: r.o.Progress})
+	r.out.Report = *pushed
 	if !ofTheCopy(err) {
-		return out, err
+		return err
 	}
-	// The records of a session say something else together than each by itself. The others come without it.
+	// The records of a session may say something else together than each by itself. The others come without it.
 	came := map[string]bool{}
-	for _, s := range out.Sessions {
+	for _, s := range r.out.Sessions {
 		came[s.ID] = true
 	}
-	out.Same = 0
+	r.out.Same = 0
 	var failed []error
 	for _, id := range ids {
-		r, err := push.Sessions(ctx, st, to, push.Options{Sessions: []string{id}, Progress: o.Progress})
-		out.Bytes += r.Bytes
-		for _, s := range r.Sessions {
+		one, err := push.Sessions(ctx, r.st, r.to, push.Options{Sessions: []string{id}, Progress: r.o.Progress})
+		r.out.Bytes += one.Bytes
+		for _, s := range one.Sessions {
 			if !came[s.ID] {
-				out.Sessions = append(out.Sessions, s)
+				r.out.Sessions = append(r.out.Sessions, s)
 				came[s.ID] = true
 			}
 		}
+		if ofTheCopy(err) && ofTheCopy(r.try(ctx, id)) { // and not of the store that it is sent to
+			r.lose(id, "all of it, or what the other store does not have yet", err)
+			continue
+		}
 		switch {
-		case ofTheCopy(err):
-			lose(id, "all of it, or what the other store does not have yet", err)
+		case ctx.Err() != nil, errors.Is(err, engine.ErrNoSpace), errors.Is(err, engine.ErrUnavailable):
+			return errors.Join(append(failed, err)...)
 		case err != nil:
 			failed = append(failed, err)
 		case !came[id]:
-			out.Same++
+			r.out.Same++
 		}
 	}
-	return out, errors.Join(failed...)
+	return errors.Join(failed...)
 }
 
 // ofTheCopy reports whether an error says that a session can't be read from the copy.
@@ -225,42 +265,36 @@ func ofTheCopy(err error) bool {
 	return false
 }
 
-// ofTheMachine reports whether an error is none of the damaged store's.
-func ofTheMachine(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, engine.ErrNoSpace) || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, engine.ErrClosed)
-}
-
 // rekey copies records whose store record is lost to another engine, with a new one, which it returns.
-func rekey(ctx context.Context, from, to engine.Engine, namespace string) ([]byte, error) {
-	record := head.Store{Format: head.Known.Newest, Namespace: namespace, Chunks: blob.DefaultChunking}
+func rekey(ctx context.Context, from, to engine.Engine, namespace string) (*head.Store, error) {
+	record := &head.Store{Format: head.Known.Newest, Namespace: namespace, Chunks: blob.DefaultChunking}
 	_, _ = rand.Read(record.ID[:])
 	_, _ = rand.Read(record.Secret[:])
 	key := keys.StoreKey(namespace)
-	value := record.Encode(key)
-	if err := to.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: value}}}); err != nil {
+	if err := to.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: record.Encode(key)}}}); err != nil {
 		return nil, err
 	}
-	return value, repair.Rekey(ctx, from, engine.PrefixRange(keys.Prefix(namespace)), session.Histories(to, &record))
+	return record, repair.Rekey(ctx, from, engine.PrefixRange(keys.Prefix(namespace)), session.Histories(to, record))
 }
 
-// try returns an error if a session that was mended does not come whole to another store.
-func try(ctx context.Context, st *turnstone.Store, id, dir string) (err error) {
-	e := newSpill(dir)
+// try returns an error if a session does not come whole to another store.
+func (r *recovering) try(ctx context.Context, id string) (err error) {
+	e := newSpill(r.o.Dir)
 	defer func() { err = errors.Join(err, e.Close()) }()
 	to, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	r, w := io.Pipe()
+	pr, pw := io.Pipe()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, err := st.Bundle(ctx, w, turnstone.Bundled{ID: id})
-		_ = w.CloseWithError(err)
+		_, err := r.st.Bundle(ctx, pw, turnstone.Bundled{ID: id})
+		_ = pw.CloseWithError(err)
 	}()
-	_, err = to.Unbundle(ctx, r, turnstone.UnbundleOptions{})
-	err = errors.Join(err, r.Close())
+	_, err = to.Unbundle(ctx, pr, turnstone.UnbundleOptions{})
+	err = errors.Join(err, pr.Close())
 	<-ended
 	return err
 }

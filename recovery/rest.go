@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,19 +57,24 @@ func (c *clock) seed(ctx context.Context, r *history.Reader, key []byte) error {
 
 // A piecing makes the session of a Piece, by committing the turns again.
 type piecing struct {
-	rest *repair.Rest
-	c    *clock
-	s    *turnstone.Session
-	ids  map[graph.ID]graph.ID // of the nodes that it has, by those that they had
-	has  map[blob.ID]bool      // the attachments that it has
-	lose func(what string, err error)
+	rest  *repair.Rest
+	c     *clock
+	s     *turnstone.Session
+	last  head.Revision            // that was committed again
+	ids   map[graph.ID]graph.ID    // of the nodes that it has, by those that they had
+	above map[graph.ID]graph.ID    // the parents of those that it does not have
+	parts map[string]head.Revision // the parts that it has, and where they were set
+	has   map[blob.ID]bool         // the attachments that it has
+	lose  func(what string, err error)
 }
 
 // piece makes a session of what came after a gap. Its nodes and commits get other ids, and the times stay. A node whose
-// parent is lost follows the one that was appended before it.
+// parent is not there follows the nearest one before that is, or begins a conversation if there is none.
 // After an error, the Piece says how far it has come.
 func piece(ctx context.Context, st *turnstone.Store, of *repair.Session, c *clock, lose func(session, what string, err error)) (*Piece, error) {
-	p := &piecing{rest: of.Rest, c: c, ids: map[graph.ID]graph.ID{}, has: map[blob.ID]bool{}}
+	p := &piecing{
+		rest: of.Rest, c: c, ids: map[graph.ID]graph.ID{}, above: map[graph.ID]graph.ID{}, parts: map[string]head.Revision{}, has: map[blob.ID]bool{},
+	}
 	out := &Piece{Of: of.ID}
 	for _, last := range of.Rest.At {
 		segment, err := of.Rest.History.At(ctx, of.Rest.Turns, of.Rest.History.Name, last)
@@ -122,94 +128,162 @@ func (p *piecing) create(ctx context.Context, st *turnstone.Store, id string, of
 // turn commits a turn again.
 func (p *piecing) turn(ctx context.Context, t *history.Turn) error {
 	p.c.now = t.Time
-	c := turnstone.Commit{Expected: turnstone.AnyRevision, Turn: t.Turn, Usage: t.Usage, Labels: t.Labels, Checkpoint: map[string][]byte{}}
+	c := turnstone.Commit{Expected: turnstone.AnyRevision, Turn: t.Turn, Usage: t.Usage, Labels: t.Labels}
 	var of []graph.ID // the nodes of c
-	ref := func(id graph.ID) (r turnstone.Ref) {
-		for i := range of {
-			if of[i] == id {
-				return turnstone.RefNew(i)
-			}
-		}
-		if known, ok := p.ids[id]; ok {
-			return turnstone.RefTo(known)
-		}
-		return r
-	}
 	for i := range t.Pack.Nodes {
 		n := &t.Pack.Nodes[i]
-		if n.Erased || p.rest.Hidden(n.ID) {
-			continue
-		}
 		payload, err := p.content(ctx, n)
-		if err == nil {
-			err = p.attach(ctx, n.Attachments)
-		}
-		if errors.Is(err, damage.ErrDamaged) {
-			p.lose(fmt.Sprintf("node %s (%q)", n.ID, n.Kind), err)
+		switch {
+		case errors.Is(err, errHidden):
+			p.above[n.ID] = n.Parent
 			continue
-		} else if err != nil {
+		case errors.Is(err, damage.ErrDamaged):
+			p.lose(fmt.Sprintf("node %s (%q)", n.ID, n.Kind), err)
+			p.above[n.ID] = n.Parent
+			continue
+		case err != nil:
 			return err
 		}
-		c.Nodes = append(c.Nodes, turnstone.NewNode{Parent: ref(n.Parent), Kind: n.Kind, Key: n.Key, Payload: payload, Attachments: n.Attachments})
+		c.Nodes = append(c.Nodes, turnstone.NewNode{Parent: p.ref(n.Parent, of), Kind: n.Kind, Key: n.Key, Payload: payload, Attachments: n.Attachments})
 		of = append(of, n.ID)
 	}
-	if c.Leaf = ref(t.Leaf); t.Leaf.IsZero() {
-		c.Leaf = turnstone.RefNone()
-	}
-	for _, part := range t.Parts {
-		if part.Set != t.Revision {
-			continue
-		}
-		content, err := p.part(ctx, part)
-		if errors.Is(err, damage.ErrDamaged) {
-			p.lose(fmt.Sprintf("checkpoint part %q of revision %d", part.Name, part.Set), err)
-			c.Drop = append(c.Drop, part.Name)
-		} else if err != nil {
-			return err
-		} else {
-			c.Checkpoint[part.Name] = content
-		}
+	c.Leaf = p.ref(t.Leaf, of)
+	if err := p.checkpoint(ctx, t, &c); err != nil {
+		return err
 	}
 	r, err := p.s.Commit(ctx, c)
 	for i, id := range r.Nodes {
 		p.ids[of[i]] = id
 	}
+	if err == nil {
+		p.last = t.Revision
+	}
 	return err
+}
+
+// ref refers to a node, or to the nearest one before it that the session has. of are the nodes of the commit.
+func (p *piecing) ref(id graph.ID, of []graph.ID) turnstone.Ref {
+	for {
+		if i := slices.Index(of, id); i >= 0 {
+			return turnstone.RefNew(i)
+		}
+		if known, ok := p.ids[id]; ok {
+			return turnstone.RefTo(known)
+		}
+		above, ok := p.above[id]
+		if !ok {
+			return turnstone.RefNone()
+		}
+		id = above
+	}
+}
+
+// checkpoint makes a commit set and drop what makes the checkpoint that of a turn.
+func (p *piecing) checkpoint(ctx context.Context, t *history.Turn, c *turnstone.Commit) error {
+	parts := t.Parts
+	if t.PartsAt != t.Revision {
+		if t.PartsAt == 0 || p.last > 0 && t.PartsAt <= p.last {
+			return nil
+		}
+		at, err := p.turnAt(ctx, t.PartsAt) // It was set in the gap, or before.
+		if errors.Is(err, damage.ErrDamaged) {
+			p.lose(fmt.Sprintf("the checkpoint that revision %d carries on", t.Revision), err)
+			return nil
+		} else if err != nil {
+			return err
+		}
+		parts = at.Parts
+	}
+	c.Checkpoint = map[string][]byte{}
+	there := map[string]bool{}
+	for _, part := range parts {
+		if there[part.Name] = true; p.parts[part.Name] == part.Set && part.Set > 0 {
+			continue
+		}
+		content, err := p.part(ctx, part)
+		if errors.Is(err, damage.ErrDamaged) {
+			p.lose(fmt.Sprintf("checkpoint part %q of revision %d", part.Name, part.Set), err)
+			there[part.Name] = false
+			continue
+		} else if err != nil {
+			return err
+		}
+		c.Checkpoint[part.Name], p.parts[part.Name] = content, part.Set
+	}
+	for name := range p.parts {
+		if !there[name] {
+			c.Drop = append(c.Drop, name)
+			delete(p.parts, name)
+		}
+	}
+	return nil
 }
 
 // part returns the content of a version of a checkpoint part.
 func (p *piecing) part(ctx context.Context, part head.Part) ([]byte, error) {
 	h := p.rest.History
+	if part.Blob.IsZero() { // It was set before, and what set it is lost.
+		was, err := p.setBefore(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		part = was
+	}
 	if !head.IsDelta(part) {
 		return h.Blobs.Read(ctx, part.Blob)
 	}
-	// The version that it goes back to may be among what came after the gap, or before it.
 	root := func(ctx context.Context) (blob.ID, error) {
-		for _, inc := range []head.Incarnation{p.rest.Turns, h.Inc} {
-			segment, err := h.At(ctx, inc, h.Name, part.Whole)
-			if errors.Is(err, damage.ErrDamaged) {
-				continue
-			} else if err != nil {
-				return blob.ID{}, err
-			}
-			for _, q := range segment.Turn(part.Whole).Parts {
-				if q.Name == part.Name && q.Set == part.Whole {
-					return q.Blob, nil
-				}
-			}
-		}
-		return blob.ID{}, codec.Corrupt(damage.ErrMissing, "commit %d of %s", part.Whole, h.Name)
+		was, err := p.setBefore(ctx, head.Part{Name: part.Name, Set: part.Whole})
+		return was.Blob, err
 	}
 	content, _, err := h.Blobs.ReadVersion(ctx, h.Chain(part.Name), uint64(part.Whole), uint64(part.Set), part.Blob, root)
 	return content, err
 }
 
-// content returns the payload of a node.
-func (p *piecing) content(ctx context.Context, n *graph.Node) ([]byte, error) {
-	if n.Blob.IsZero() {
-		return n.Inline, nil
+// setBefore returns a part as the commit that has set it says.
+func (p *piecing) setBefore(ctx context.Context, part head.Part) (head.Part, error) {
+	t, err := p.turnAt(ctx, part.Set)
+	if err != nil {
+		return part, err
 	}
-	return p.rest.History.Blobs.Read(ctx, n.Blob)
+	for _, q := range t.Parts {
+		if q.Name == part.Name && q.Set == part.Set {
+			return q, nil
+		}
+	}
+	return part, codec.Corrupt(damage.ErrMissing, "checkpoint part %q of revision %d", part.Name, part.Set)
+}
+
+// turnAt returns a turn of the session, which may be after the gap or before it.
+func (p *piecing) turnAt(ctx context.Context, r head.Revision) (*history.Turn, error) {
+	h := p.rest.History
+	for _, inc := range []head.Incarnation{p.rest.Turns, h.Inc} {
+		segment, err := h.At(ctx, inc, h.Name, r)
+		if err == nil {
+			return segment.Turn(r), nil
+		}
+		if !errors.Is(err, damage.ErrDamaged) {
+			return nil, err
+		}
+	}
+	return nil, codec.Corrupt(damage.ErrMissing, "commit %d of %s", r, h.Name)
+}
+
+// errHidden says that the session did not show a node.
+var errHidden = errors.New("hidden")
+
+// content returns the payload of a node, and gives the session its attachments.
+func (p *piecing) content(ctx context.Context, n *graph.Node) (payload []byte, err error) {
+	if n.Erased || p.rest.Hidden(n.ID) {
+		return nil, errHidden
+	}
+	if payload = n.Inline; !n.Blob.IsZero() {
+		payload, err = p.rest.History.Blobs.Read(ctx, n.Blob)
+	}
+	if err == nil {
+		err = p.attach(ctx, n.Attachments)
+	}
+	return payload, err
 }
 
 // attach gives the session attachments.

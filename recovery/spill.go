@@ -19,11 +19,12 @@ const inMemory = 64 << 20
 type spill struct {
 	dir string // where that is made
 
-	mu    sync.RWMutex // held while the pairs move, and read-held while a batch is applied
-	now   engine.Engine
-	small engine.Engine // what now was before: a Scan may be going on there
-	bytes int64         // that were written
-	made  string        // the directory
+	mu     sync.RWMutex // held while the pairs move, and read-held while a batch is applied
+	now    engine.Engine
+	small  engine.Engine // what now was before: a Scan may be going on there
+	bytes  int64         // that were written, overwritten ones included
+	made   string        // the directory
+	failed error         // why the pairs could not move
 }
 
 func newSpill(dir string) *spill { return &spill{dir: dir, now: memory.New()} }
@@ -60,14 +61,18 @@ func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
 	return s.now.Apply(ctx, b)
 }
 
-// room moves the pairs to a directory if n more bytes are too many.
+// room moves the pairs to a directory if n more bytes are too many. After that has failed once, it fails.
 func (s *spill) room(ctx context.Context, n int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.bytes += n; s.bytes <= inMemory || s.made != "" {
-		return nil
+	if s.bytes += n; s.bytes > inMemory && s.small == nil && s.failed == nil {
+		s.failed = s.toDisk(ctx)
 	}
-	var err error
+	return s.failed
+}
+
+// toDisk moves the pairs to a directory.
+func (s *spill) toDisk(ctx context.Context) (err error) {
 	if s.made, err = os.MkdirTemp(s.dir, "turnstone-recover-"); err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (a *app) recover() *cobra.Command {
 				case err != nil:
 				case len(r.Lost) > 0:
 					err = fmt.Errorf("%w: %s lost", errDamaged, plural(len(r.Lost), "item"))
-				case len(r.Files)+r.Gaps > 0:
+				case len(r.Files)+r.Gaps+r.Damaged > 0:
 					err = fmt.Errorf("%w: nothing is known to be lost", errDamaged)
 				}
 				return errors.Join(explained(err, false), out.err)
@@ -82,7 +82,8 @@ func (a *app) recover() *cobra.Command {
 	return c
 }
 
-// anything fails if a damaged store has no record of a namespace that can be read: then no other store is made.
+// anything fails if a database yields no record of a namespace: then no other store is made. It does not look at
+// checksums.
 func anything(ctx context.Context, from open.Remaining, namespace string) error {
 	var why error
 	for _, err := range engine.Around(ctx, from, engine.PrefixRange(keys.Prefix(namespace)), func(g engine.Gap) { why = g.Err }) {

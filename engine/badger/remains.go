@@ -13,7 +13,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +23,6 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 	"github.com/turnstonedb/turnstone/engine/internal/remains"
 )
 
@@ -33,42 +31,25 @@ import (
 // key the newest version counts that can be read. So what was overwritten or removed may be back, if the newer version
 // is lost, or if a table is still there that Badger was about to remove. It is for one goroutine, and for stores that
 // Open has made without Options.Configure.
-type Remains struct {
-	files remains.Files
-	dir   *localdir.Dir
-}
+type Remains struct{ files *remains.Files }
 
-// OpenRemains opens what remains of the store in a directory that no process has open. It changes nothing there.
+// OpenRemains opens what remains of the store in a directory that no process has open. It changes nothing there. All
+// tables are open at once.
 func OpenRemains(dir string) (*Remains, error) {
-	d, err := localdir.OpenReadOnly(dir)
-	if err != nil {
-		return nil, err
-	}
-	r := &Remains{dir: d}
-	entries, err := os.ReadDir(d.At())
-	if err == nil && !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return Trace(e.Name()) || strings.HasSuffix(e.Name(), ".sst") }) {
-		err = fmt.Errorf("%w: there is no store in %s", engine.ErrInvalid, d.Path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	err = r.files.Open(names, func(name string) error {
+	trace := func(name string) bool { return Trace(name) || strings.HasSuffix(name, ".sst") }
+	files, err := remains.Open(dir, trace, func(f *remains.Files, name string) error {
 		switch filepath.Ext(name) {
 		case ".sst":
-			return r.addTable(name)
+			return addTable(f, name)
 		case ".mem":
-			return r.addLog(name)
+			return addLog(f, name)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, errors.Join(err, r.Close())
+		return nil, err
 	}
-	return r, nil
+	return &Remains{files}, nil
 }
 
 // Scan implements engine.Scanner. It passes over what is damaged.
@@ -93,7 +74,7 @@ func (r *Remains) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pa
 func (r *Remains) Lost() []string { return r.files.Lost() }
 
 // Close closes the files.
-func (r *Remains) Close() error { return errors.Join(r.files.Close(), r.dir.Close()) }
+func (r *Remains) Close() error { return r.files.Close() }
 
 // VerifyFiles reads all tables, and compares their blocks with the checksums. Without that, Badger leaves out blocks
 // that are damaged.
@@ -113,11 +94,11 @@ type tableScan struct{ *table.Table }
 // Close unmaps the file. It does not give the last reference to the table back, as Badger would remove the file then.
 func (t tableScan) Close() error { return t.MmapFile.Close(-1) }
 
-func (r *Remains) addTable(name string) error {
+func addTable(to *remains.Files, name string) error {
 	if _, ok := table.ParseFileID(name); !ok {
 		return errors.New("it is no table of Badger's") // which would close the file after that error, and after no other one
 	}
-	path := filepath.Join(r.dir.At(), name)
+	path := to.Path(name)
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		return cmp.Or(err, errors.New("it is empty"))
 	}
@@ -132,7 +113,7 @@ func (r *Remains) addTable(name string) error {
 		_ = mapped.Close(-1)
 		return fmt.Errorf("%w: %s", engine.ErrCorrupt, firstLine(err))
 	}
-	r.files.Add(name, tableScan{t}, tableScan{t})
+	to.Add(name, tableScan{t}, tableScan{t})
 	return nil
 }
 
@@ -189,8 +170,8 @@ func newVersion(key []byte, meta byte, value []byte) (p engine.Pair, err error) 
 // addLog reads the log of a memtable, up to where it can't be read. It begins with 20 bytes, which are about
 // encryption. Then come entries: meta 1, user meta 1, lengths of key and value, expiry (uvarints), key, value, CRC-32C
 // 4 (badger, structs.go and memtable.go). The last entry of a transaction says so, and has its timestamp as text.
-func (r *Remains) addLog(name string) error {
-	path := filepath.Join(r.dir.At(), name)
+func addLog(to *remains.Files, name string) error {
+	path := to.Path(name)
 	if info, err := os.Stat(path); err != nil || info.Size() > remains.MaxLog {
 		return cmp.Or(err, fmt.Errorf("%w: it is too large for a log", engine.ErrCorrupt))
 	}
@@ -199,7 +180,7 @@ func (r *Remains) addLog(name string) error {
 		return err
 	}
 	all, err := readLog(b)
-	r.files.Add(name, remains.NewLog(all), nil)
+	to.Add(name, remains.NewLog(all), nil)
 	return err
 }
 

@@ -18,9 +18,9 @@ type Remaining interface {
 	Lost() []string
 }
 
-// Remains opens what can be read of the database that url names. It changes nothing in a directory, which must not be
-// open; a server is opened as by Open. If it opens for reading only, that is read; otherwise its tables and logs are, one by one: see
-// pebble.Remains and badger.Remains.
+// Remains opens what can be read of the database that url names, and changes nothing there. A directory must not be in
+// use. If its database opens for reading only, and the files of Badger's match their checksums, that is read; otherwise
+// its tables and logs are: see pebble.Remains and badger.Remains.
 func Remains(ctx context.Context, url string) (Remaining, error) {
 	scheme, dir, local := Directory(url)
 	if !local {

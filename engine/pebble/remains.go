@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -19,7 +17,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 	"github.com/turnstonedb/turnstone/engine/internal/remains"
 )
 
@@ -27,31 +24,16 @@ import (
 // tables and logs in its directory, without the MANIFEST that says which of them count. Of each key the newest version
 // counts that can be read. So what was overwritten or removed may be back, if the newer version is lost, or if a table
 // is still there that Pebble was about to remove. It is for one goroutine.
-type Remains struct {
-	files remains.Files
-	dir   *localdir.Dir
-}
+type Remains struct{ files *remains.Files }
 
-// OpenRemains opens what remains of the store in a directory that no process has open. It changes nothing there.
+// OpenRemains opens what remains of the store in a directory that no process has open. It changes nothing there. All
+// tables are open at once.
 func OpenRemains(dir string) (*Remains, error) {
-	d, err := localdir.OpenReadOnly(dir)
-	if err != nil {
-		return nil, err
-	}
-	r := &Remains{dir: d}
-	names, err := vfs.Default.List(d.At())
-	if err == nil && !slices.ContainsFunc(names, Trace) {
-		err = fmt.Errorf("%w: there is no store in %s", engine.ErrInvalid, d.Path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	slices.Sort(names)
-	err = r.files.Open(names, func(name string) (err error) {
+	files, err := remains.Open(dir, Trace, func(f *remains.Files, name string) (err error) {
 		if num, ok := logNumber(name); ok {
-			err = r.addLog(name, num)
+			err = addLog(f, name, num)
 		} else if strings.HasSuffix(name, ".sst") {
-			err = r.addTable(name)
+			err = addTable(f, name)
 		}
 		if err != nil {
 			err = mappedOpen(err)
@@ -59,9 +41,9 @@ func OpenRemains(dir string) (*Remains, error) {
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(err, r.Close())
+		return nil, err
 	}
-	return r, nil
+	return &Remains{files}, nil
 }
 
 // Scan implements engine.Scanner. It passes over what is damaged.
@@ -73,13 +55,13 @@ func (r *Remains) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pa
 func (r *Remains) Lost() []string { return r.files.Lost() }
 
 // Close closes the files.
-func (r *Remains) Close() error { return errors.Join(r.files.Close(), r.dir.Close()) }
+func (r *Remains) Close() error { return r.files.Close() }
 
 // A tableScan scans the versions of a table.
 type tableScan struct{ r *sstable.Reader }
 
-func (r *Remains) addTable(name string) error {
-	f, err := vfs.Default.Open(filepath.Join(r.dir.At(), name))
+func addTable(to *remains.Files, name string) error {
+	f, err := vfs.Default.Open(to.Path(name))
 	if err != nil {
 		return err
 	}
@@ -94,10 +76,11 @@ func (r *Remains) addTable(name string) error {
 	table, err := remains.Safely(func() (*sstable.Reader, error) {
 		return sstable.NewReader(context.Background(), readable, sstable.ReaderOptions{})
 	})
-	if err == nil {
-		r.files.Add(name, tableScan{table}, table)
+	if err != nil {
+		return errors.Join(err, readable.Close())
 	}
-	return err
+	to.Add(name, tableScan{table}, table)
+	return nil
 }
 
 // Scan implements engine.Scanner.
@@ -139,8 +122,8 @@ func newVersion(number uint64, kind pebble.InternalKeyKind, key, value []byte) e
 }
 
 // addLog reads a log, up to where it can't be read.
-func (r *Remains) addLog(name string, number uint64) error {
-	f, err := vfs.Default.Open(filepath.Join(r.dir.At(), name))
+func addLog(to *remains.Files, name string, number uint64) error {
+	f, err := vfs.Default.Open(to.Path(name))
 	if err != nil {
 		return err
 	}
@@ -152,7 +135,7 @@ func (r *Remains) addLog(name string, number uint64) error {
 	_, err = remains.Safely(func() (struct{}, error) {
 		return struct{}{}, readLog(name, newRecords(record.NewReader, f, number), &all)
 	})
-	r.files.Add(name, remains.NewLog(all), nil)
+	to.Add(name, remains.NewLog(all), nil)
 	return err
 }
 

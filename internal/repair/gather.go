@@ -26,9 +26,9 @@ type Gathered struct {
 	Gaps    []engine.Gap
 }
 
-// Gather copies the records of a range to another engine, but those that are damaged. keep says which letters are
-// copied; a record begins with its letter, behind the prefix of its namespace, which the key has as well. A record of a newer format is an
-// error that matches damage.ErrFormat.
+// Gather copies the records of a namespace whose checksums match to another engine. The range begins with the prefix of
+// the namespace, behind which a key has its letter; keep says which letters are copied. A record of another version of
+// the format is an error that matches damage.ErrFormat.
 func Gather(ctx context.Context, from engine.Scanner, to engine.Engine, of engine.Range, keep func(letter byte) bool) (*Gathered, error) {
 	out := &Gathered{}
 	w := &writer{Engine: to}

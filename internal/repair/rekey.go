@@ -93,21 +93,9 @@ func (r *rekeying) record(ctx context.Context, letter byte, fields []byte, p eng
 		}
 		key = r.Space.Ref(head.Incarnation(fields), k.Name)
 	case keys.Blob:
-		was, value := keys.Hash(fields), int(fields[16])
-		if value == 0 {
-			d := codec.Decoder{B: body}
-			var id [codec.HashSize]byte
-			d.Shape(5)
-			d.Fixed(id[:])
-			if d.Err() != nil {
-				return nil
-			}
-			r.blob = [2]keys.Hash{was, r.Space.BlobHash(id)}
-		}
-		if r.blob[0] != was {
+		if key = r.blobKey(fields, body); key == nil {
 			return nil // The first value is lost.
 		}
-		key = r.Space.Blob(r.blob[1], value)
 	case keys.Version:
 		inc, hash := head.Incarnation(fields), keys.Hash(fields[16:])
 		if r.parts[inc] == nil {
@@ -115,7 +103,7 @@ func (r *rekeying) record(ctx context.Context, letter byte, fields []byte, p eng
 		}
 		r.parts[inc][hash] = append(r.parts[inc][hash], engine.Pair{Key: p.Key})
 		return nil
-	case keys.Index, keys.Mark:
+	case keys.Store, keys.Index:
 		return nil
 	}
 	value, err := codec.Move(p.Key, p.Value, key)
@@ -123,6 +111,25 @@ func (r *rekeying) record(ctx context.Context, letter byte, fields []byte, p eng
 		return err
 	}
 	return r.w.set(ctx, key, value)
+}
+
+// blobKey returns the key that the value of a blob gets, or nil if the first value of the blob is lost.
+func (r *rekeying) blobKey(fields, body []byte) []byte {
+	was, value := keys.Hash(fields), int(fields[16])
+	if value == 0 {
+		d := codec.Decoder{B: body}
+		var id [codec.HashSize]byte
+		d.Shape(5)
+		d.Fixed(id[:])
+		if d.Err() != nil {
+			return nil
+		}
+		r.blob = [2]keys.Hash{was, r.Space.BlobHash(id)}
+	}
+	if r.blob[0] != was {
+		return nil
+	}
+	return r.Space.Blob(r.blob[1], value)
 }
 
 // versions copies the versions of checkpoint parts: those of a hash belong to a part that the commits set as deltas at
@@ -171,8 +178,8 @@ func (r *rekeying) versions(ctx context.Context) error {
 }
 
 // try copies versions as those of a part, and reports whether they fit. If not, it removes them again. They fit if the
-// last of them can be read so or, unless whole is set, if what it is relative to is missing, and the commits have set
-// all of them.
+// last version can be read. If whole is false, they also fit if only the version that it is a delta of is missing, and
+// the commits have set all of them.
 func (r *rekeying) try(ctx context.Context, h *history.History, name string, parts map[head.Revision]head.Part, pairs []engine.Pair, whole bool) (fits bool, err error) {
 	hash := r.Space.PartHash(name)
 	var written [][]byte

@@ -31,7 +31,7 @@ func Letters(letter byte) bool {
 // A Session is one that was found.
 type Session struct {
 	ID      string
-	Changed bool   // It was not whole.
+	Changed bool   // Records were written to make it whole.
 	Gone    bool   // Nothing of it can be shown.
 	Lost    []Loss // what of it can't be read
 	Rest    *Rest  // what came after a gap, or nil
@@ -68,6 +68,8 @@ func Sessions(ctx context.Context, st history.Store, damaged [][]byte) ([]Sessio
 			r.damaged[inc] = append(r.damaged[inc], key)
 		case letter == keys.Erased:
 			r.noteErased(fields)
+		case letter == keys.Life, letter == keys.Segment, letter == keys.Place, letter == keys.Origin:
+			r.mentioned = append(r.mentioned, head.Incarnation(fields))
 		}
 	}
 	all, err := r.find(ctx)
@@ -123,6 +125,16 @@ func (r *repairer) orphans(ctx context.Context, all []*finding) (out []Session, 
 	for _, f := range all {
 		known[f.inc] = true
 	}
+	orphan := func(inc head.Incarnation) {
+		if !known[inc] && r.lives[inc] == nil {
+			known[inc] = true
+			why := fmt.Errorf("%w: head, metadata and lifecycle record, so it may have been deleted", damage.ErrMissing)
+			out = append(out, Session{ID: unknownID(inc), Gone: true, Lost: []Loss{{"all of it", why}}})
+		}
+	}
+	for _, inc := range r.mentioned {
+		orphan(inc)
+	}
 	for _, letter := range []byte{keys.Segment, keys.Place, keys.Record, keys.Origin} {
 		rest := r.Space.All(letter)
 		for {
@@ -142,11 +154,7 @@ func (r *repairer) orphans(ctx context.Context, all []*finding) (out []Session, 
 			}
 			inc := head.Incarnation(fields)
 			rest.Start = r.Space.Of(letter, inc).End
-			if !known[inc] && r.lives[inc] == nil {
-				known[inc] = true
-				why := fmt.Errorf("%w: head, metadata and lifecycle record, so it may have been deleted", damage.ErrMissing)
-				out = append(out, Session{ID: unknownID(inc), Gone: true, Lost: []Loss{{"all of it", why}}})
-			}
+			orphan(inc)
 		}
 	}
 	return out, err
@@ -155,18 +163,19 @@ func (r *repairer) orphans(ctx context.Context, all []*finding) (out []Session, 
 // A repairer is one call of Sessions.
 type repairer struct {
 	history.Store
-	w        *writer
-	found    map[keys.Hash]*finding
-	lives    map[head.Incarnation]*head.Life
-	damaged  map[head.Incarnation][][]byte  // keys of records, kept revisions and tombstones
-	contents map[[32]byte]error             // why a blob can't be read, or nil, of those that were read
-	commits  map[forkedAt]head.CommitID     // that forks begin behind, and that got a new id
-	epochs   map[head.Incarnation]uint64    // of ancestors: the last one that a fork knows
-	missing  map[string]bool                // keys of records that are in a list alone
-	lost     map[head.Incarnation]error     // why an origin can't be read
-	erased   map[head.Incarnation]bool      // sessions
-	doubtful []Session                      // of which nobody knows whether they were deleted
-	gone     map[head.Incarnation][][8]byte // nodes that were erased
+	w         *writer
+	found     map[keys.Hash]*finding
+	lives     map[head.Incarnation]*head.Life
+	damaged   map[head.Incarnation][][]byte  // keys of records, kept revisions and tombstones
+	contents  map[[32]byte]error             // why a blob can't be read, or nil, of those that were read
+	commits   map[forkedAt]head.CommitID     // that forks begin behind, and that got a new id
+	epochs    map[head.Incarnation]uint64    // of ancestors: the last one that a fork knows
+	missing   map[string]bool                // keys of records that are in a list alone
+	lost      map[head.Incarnation]error     // why an origin can't be read
+	erased    map[head.Incarnation]bool      // sessions
+	mentioned []head.Incarnation             // by keys of records that are damaged
+	doubtful  []Session                      // of which nobody knows whether they were deleted
+	gone      map[head.Incarnation][][8]byte // nodes that were erased
 }
 
 func newRepairer(st history.Store) *repairer {
@@ -191,6 +200,7 @@ type finding struct {
 	head  *head.Head
 	life  *head.Life
 	inc   head.Incarnation
+	moved bool // the head is that of another id
 }
 
 // find returns the sessions that live, in the order of their hashes.
@@ -233,39 +243,43 @@ func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(f *finding) bool {
-		switch of := living[f.hash]; {
-		case len(of) == 1:
-			f.inc = of[0]
-		case f.head != nil:
-			f.inc = f.head.Incarnation
-		case f.about != nil:
-			f.inc = f.about.Incarnation
-		default:
-			f.inc = of[0]
-		}
-		for _, inc := range living[f.hash] {
-			if inc != f.inc {
-				r.doubt(inc, nil, "another session has the id that its lifecycle record names")
-			}
-		}
-		if f.life = r.lives[f.inc]; f.life != nil && f.life.Session != f.hash {
-			f.life = nil
-		}
-		if f.head != nil && f.head.Incarnation != f.inc {
-			f.head = nil
-		}
-		if f.about != nil && f.about.Incarnation != f.inc {
-			f.about = nil
-		}
-		l := r.lives[f.inc]
-		deleted := l != nil && l.State != head.Live
-		if deleted && !r.erased[f.inc] && (f.about != nil || f.head != nil) {
-			r.doubt(f.inc, f.about, "the lifecycle record says that the session was deleted, and its head or metadata are there")
-		}
-		return deleted || r.erased[f.inc]
-	})
+	all = slices.DeleteFunc(all, func(f *finding) bool { return !r.settle(f, living[f.hash]) })
 	return r.once(ctx, all)
+}
+
+// settle finds out which incarnation a finding is about, of those whose lifecycle records name its id. It reports whether
+// that is a session that lives.
+func (r *repairer) settle(f *finding, living []head.Incarnation) bool {
+	switch {
+	case len(living) == 1:
+		f.inc = living[0]
+	case f.head != nil:
+		f.inc = f.head.Incarnation
+	case f.about != nil:
+		f.inc = f.about.Incarnation
+	default:
+		f.inc = living[0]
+	}
+	for _, inc := range living {
+		if inc != f.inc {
+			r.doubt(inc, nil, "another session has the id that its lifecycle record names")
+		}
+	}
+	if f.life = r.lives[f.inc]; f.life != nil && f.life.Session != f.hash {
+		f.life = nil
+	}
+	if f.head != nil && f.head.Incarnation != f.inc {
+		f.head = nil
+	}
+	if f.about != nil && f.about.Incarnation != f.inc {
+		f.about = nil
+	}
+	l := r.lives[f.inc]
+	deleted := l != nil && l.State != head.Live
+	if deleted && !r.erased[f.inc] && (f.about != nil || f.head != nil) {
+		r.doubt(f.inc, f.about, "the lifecycle record says that the session was deleted, and its head or metadata are there")
+	}
+	return !deleted && !r.erased[f.inc]
 }
 
 // doubt notes that a session does not come, because its records contradict each other.
@@ -301,13 +315,11 @@ func (r *repairer) once(ctx context.Context, all []*finding) ([]*finding, error)
 		if best[f.inc] == f {
 			continue
 		}
-		for _, key := range [][]byte{r.Space.Head(f.hash), r.Space.About(f.hash)} {
-			if err := r.w.remove(ctx, key); err != nil {
-				return nil, err
-			}
+		if err := r.removeNames(ctx, f.hash); err != nil {
+			return nil, err
 		}
-		if other := best[f.inc]; other.head == nil || f.head != nil && f.head.Revision > other.head.Revision {
-			other.head = cmp.Or(f.head, other.head)
+		if other := best[f.inc]; f.head != nil && (other.head == nil || f.head.Revision > other.head.Revision) {
+			other.head, other.moved = f.head, true
 		}
 	}
 	all = slices.DeleteFunc(all, func(f *finding) bool { return best[f.inc] != f })

@@ -27,8 +27,8 @@ type survey struct {
 	lost     []Loss
 	rest     *Rest
 	gone     bool // Nothing can be shown.
-	changed  bool // A record has to be written,
-	anew     bool // and the commits, too.
+	changed  bool // Records have to be written.
+	anew     bool // The commits have to be written as well.
 
 	stones map[[8]byte]head.Tombstone // of the session itself
 	hidden map[[8]byte]head.Tombstone // all that hide nodes from it
@@ -70,7 +70,7 @@ type version struct {
 func (r *repairer) survey(ctx context.Context, f *finding) (*survey, error) {
 	s := &survey{
 		finding: f, stones: map[[8]byte]head.Tombstone{}, hidden: map[[8]byte]head.Tombstone{}, hide: map[[8]byte]hiding{},
-		before: map[graph.ID]graph.ID{}, unread: map[partSet]error{}, dropped: map[partSet]bool{},
+		before: map[graph.ID]graph.ID{}, unread: map[partSet]error{}, dropped: map[partSet]bool{}, changed: f.moved,
 	}
 	if s.id = unknownID(f.inc); f.about != nil {
 		s.id = f.about.ID
@@ -91,7 +91,8 @@ func (s *survey) hides(id graph.ID) bool {
 	return hidden || s.hide[[8]byte(id[:])] != 0
 }
 
-// damaged returns err unless it is about damage, or something that is missing.
+// damaged sorts an error: it is why something is lost if it is about a record that is damaged or missing, and fatal
+// otherwise.
 func damaged(err error) (why, fatal error) {
 	var corrupt *damage.CorruptError
 	if err == nil || errors.As(err, &corrupt) && !errors.Is(err, damage.ErrFormat) {
@@ -131,10 +132,11 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 			if err != nil {
 				return n, last, err
 			}
-			_, fields, _ := r.Space.Fields(p.Key)
 			id, stone, err := history.DecodeStone(r.Space, p)
 			if err != nil {
-				s.hide[[8]byte(fields[16:])] = by
+				if _, _, ok := r.Space.Fields(p.Key); ok { // Others may share the node.
+					r.damaged[inc] = append(r.damaged[inc], p.Key)
+				}
 				s.changed = true
 				if err := r.w.remove(ctx, p.Key); err != nil {
 					return n, last, err

@@ -17,10 +17,8 @@ import (
 func (r *repairer) apply(ctx context.Context, s *survey) error {
 	old := s.hash
 	if s.hash = r.Space.Session(s.id); s.hash != old {
-		for _, key := range [][]byte{r.Space.Head(old), r.Space.About(old)} {
-			if err := r.w.remove(ctx, key); err != nil {
-				return err
-			}
+		if err := r.removeNames(ctx, old); err != nil {
+			return err
 		}
 	}
 	life := head.Life{State: head.Live}
@@ -62,10 +60,8 @@ func (r *repairer) apply(ctx context.Context, s *survey) error {
 
 // bury makes a session one that was deleted, which its forks may go on from.
 func (r *repairer) bury(ctx context.Context, s *survey) error {
-	for _, key := range [][]byte{r.Space.Head(s.hash), r.Space.About(s.hash)} {
-		if err := r.w.remove(ctx, key); err != nil {
-			return err
-		}
+	if err := r.removeNames(ctx, s.hash); err != nil {
+		return err
 	}
 	life := head.Life{State: head.Deleted, Session: s.hash, Floor: 1, Epoch: s.epoch, Stones: uint64(len(s.stones))}
 	key := r.Space.Life(s.inc)
@@ -109,8 +105,8 @@ func (r *repairer) keptAnew(ctx context.Context, s *survey) error {
 	return r.w.flush(ctx)
 }
 
-// shorten writes the commits of a session anew: each by itself, without those that are lost, nor the checkpoint parts
-// that are.
+// shorten writes the commits of a session that can be read again, one segment each. It leaves out the checkpoint parts
+// that are dropped.
 func (r *repairer) shorten(ctx context.Context, s *survey) error {
 	if err := r.w.flush(ctx); err != nil {
 		return err
@@ -126,53 +122,79 @@ func (r *repairer) shorten(ctx context.Context, s *survey) error {
 					return err
 				}
 			}
-			if err := r.w.flush(ctx); err != nil {
-				return err
-			}
 			for i := range segment.Turns {
 				t := segment.Turns[i]
-				was := t.ID
-				t.Previous = state.Commit
-				if t.Parts = s.without(t.Parts); t.PartsAt != t.Revision {
-					t.Parts = nil
+				if t.Revision <= state.Revision || t.Revision > s.state.Revision { // Older segments may be back.
+					continue
 				}
-				t.ID = t.Commit.ID()
-				if state, err = state.Then(&t.Commit, t.ID); err != nil {
+				if state, err = r.rewrite(ctx, s, state, &t); err != nil {
 					return err
 				}
-				if t.ID != was {
-					r.commits[forkedAt{s.inc, t.Revision}] = t.ID
-				}
-				ks, vs, err := history.EncodeTurn(r.Space, s.inc, t.Body(), &t.Pack)
-				if err != nil {
-					return err
-				}
-				for j := range ks {
-					if err := r.w.set(ctx, ks[j], vs[j]); err != nil {
-						return err
-					}
-				}
+			}
+			if err := r.w.flush(ctx); err != nil {
+				return err
 			}
 		}
 	}
 	s.state = state
-	if err := r.w.flush(ctx); err != nil {
+	return r.removeRest(ctx, s)
+}
+
+// rewrite writes a turn that follows a state, and returns the next one.
+func (r *repairer) rewrite(ctx context.Context, s *survey, state head.State, t *history.Turn) (head.State, error) {
+	was := t.ID
+	t.Previous = state.Commit
+	if t.Parts = s.without(t.Parts); t.PartsAt != t.Revision {
+		t.Parts = nil
+	}
+	if t.ID = t.Commit.ID(); t.ID != was {
+		r.commits[forkedAt{s.inc, t.Revision}] = t.ID
+	}
+	next, err := state.Then(&t.Commit, t.ID)
+	if err == nil {
+		err = r.writeTurn(ctx, s.inc, t)
+	}
+	return next, err
+}
+
+// writeTurn writes a turn as a segment of its own.
+func (r *repairer) writeTurn(ctx context.Context, inc head.Incarnation, t *history.Turn) error {
+	ks, vs, err := history.EncodeTurn(r.Space, inc, t.Body(), &t.Pack)
+	if err != nil {
 		return err
 	}
+	for i := range ks {
+		if err := r.w.set(ctx, ks[i], vs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeRest removes the segments behind the end of a session, and its index.
+func (r *repairer) removeRest(ctx context.Context, s *survey) error {
 	for _, letter := range []byte{keys.Segment, keys.Index} {
 		for p, err := range r.Engine.Scan(ctx, r.Space.Of(letter, s.inc)) {
 			if err != nil {
 				return err
 			}
-			_, fields, _ := r.Space.Fields(p.Key)
-			if last, _ := keys.SegmentFields(fields); letter == keys.Index || head.Revision(last) > state.Revision {
-				if err := r.w.remove(ctx, p.Key); err != nil {
-					return err
+			_, fields, ok := r.Space.Fields(p.Key)
+			if last := uint64(0); ok {
+				if last, _ = keys.SegmentFields(fields); letter == keys.Segment && head.Revision(last) <= s.state.Revision {
+					continue
 				}
+			}
+			if err := r.w.remove(ctx, p.Key); err != nil {
+				return err
 			}
 		}
 	}
 	return r.w.flush(ctx)
+}
+
+// removeNames removes the head and the metadata of an id.
+func (r *repairer) removeNames(ctx context.Context, hash keys.Hash) error {
+	return errors.Join(r.w.remove(ctx, r.Space.Head(hash)), r.w.remove(ctx, r.Space.About(hash)))
 }
 
 // park copies the turns that come after a gap to another place.
@@ -186,7 +208,10 @@ func (r *repairer) park(ctx context.Context, s *survey) error {
 		if err != nil {
 			return err
 		}
-		_, fields, _ := r.Space.Fields(p.Key)
+		_, fields, ok := r.Space.Fields(p.Key)
+		if !ok {
+			continue
+		}
 		if last, value := keys.SegmentFields(fields); value == 0 && head.Revision(last) > s.state.Revision {
 			lasts = append(lasts, head.Revision(last))
 		}
@@ -207,14 +232,8 @@ func (r *repairer) park(ctx context.Context, s *survey) error {
 			if n := len(rest.At); t.Revision <= s.state.Revision || n > 0 && t.Revision <= rest.At[n-1] { // Older segments may be back.
 				continue
 			}
-			ks, vs, err := history.EncodeTurn(r.Space, rest.Turns, t.Body(), &t.Pack)
-			if err != nil {
+			if err := r.writeTurn(ctx, rest.Turns, t); err != nil {
 				return err
-			}
-			for j := range ks {
-				if err := r.w.set(ctx, ks[j], vs[j]); err != nil {
-					return err
-				}
 			}
 			rest.At = append(rest.At, t.Revision)
 		}

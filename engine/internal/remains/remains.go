@@ -1,5 +1,5 @@
-// Package remains reads what can be read of a database in a directory from its files, one by one, where the database
-// itself does not open any more.
+// Package remains reads what can be read of a database in a directory from its tables and logs, where the database itself
+// does not open any more.
 package remains
 
 import (
@@ -12,18 +12,22 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// Files are the tables and logs of a database. Of each key the newest version counts that can be read. So what was
-// overwritten or removed may be back, if the newer version is lost, or if a table is still there that the database was
-// about to remove.
+// Files are what can be read of a database: its tables and logs, without the list of them that the database keeps. Of
+// each key the newest version counts that can be read. So what was overwritten or removed may be back, if the newer
+// version is lost, or if a table is still there that the database was about to remove.
 type Files struct {
+	dir   *localdir.Dir
 	files []file
 	lost  []string
 }
@@ -53,22 +57,41 @@ func (f *Files) Lose(name string, err error) {
 // MaxLog bounds the files of logs, which are read into memory, in bytes: many times what the drivers let them grow to.
 const MaxLog = 1 << 30
 
-// Open opens the files of a directory one by one: add adds one, or returns why it can't be read. An error that is not
-// about the file ends it.
-func (f *Files) Open(names []string, add func(name string) error) error {
-	for _, name := range names {
-		err := add(name)
+// Open opens the files of a directory that no process has open, and changes nothing there. trace reports whether a file of
+// a name tells of a store; add adds the file of a name, or returns why it can't be read. A lack of descriptors or of
+// permissions is an error.
+func Open(dir string, trace func(name string) bool, add func(f *Files, name string) error) (*Files, error) {
+	d, err := localdir.OpenReadOnly(dir)
+	if err != nil {
+		return nil, err
+	}
+	f := &Files{dir: d}
+	entries, err := os.ReadDir(d.At())
+	if err == nil && !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return trace(e.Name()) }) {
+		err = fmt.Errorf("%w: there is no store in %s", engine.ErrInvalid, d.Path)
+	}
+	for _, e := range entries {
+		if err != nil {
+			break
+		}
+		why := add(f, e.Name())
 		for _, of := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES} {
-			if errors.Is(err, of) {
-				return fmt.Errorf("%s: %w", name, err)
+			if errors.Is(why, of) {
+				err = fmt.Errorf("%s: %w", e.Name(), why)
 			}
 		}
-		if err != nil {
-			f.Lose(name, err)
+		if why != nil {
+			f.Lose(e.Name(), why)
 		}
 	}
-	return nil
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
+
+// Path returns the path of a file.
+func (f *Files) Path(name string) string { return filepath.Join(f.dir.At(), name) }
 
 // Lost says which files can't be read whole, as far as Scan has read them, and why.
 func (f *Files) Lost() []string { return f.lost }
@@ -81,7 +104,7 @@ func (f *Files) Close() error {
 			err = errors.Join(err, file.close.Close())
 		}
 	}
-	return err
+	return errors.Join(err, f.dir.Close())
 }
 
 // Scan implements engine.Scanner. It passes over what is damaged in each file by itself. It is for one goroutine.
@@ -101,6 +124,10 @@ func (f *Files) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair
 		n := 0
 		var last []byte
 		for m.Len() > 0 {
+			if err := ctx.Err(); err != nil {
+				yield(engine.Pair{}, err)
+				return
+			}
 			p := m.sources[0].pair
 			if err := m.advance(); err != nil {
 				yield(engine.Pair{}, err)
@@ -122,8 +149,8 @@ func (f *Files) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair
 
 const versionHead = 9
 
-// Version returns what stands for a version of a value: a number that is larger than those of older ones, whether the
-// version sets the key or removes it, and the value.
+// Version encodes a version of a value: a number, which is larger if the version is newer, 8 bytes; 1 if it sets the key
+// or 0 if it removes it, one byte; and the value.
 func Version(number uint64, set bool, value []byte) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, versionHead+len(value)), number)
 	if set {
@@ -210,13 +237,16 @@ func (m *merged) push(s *source) error {
 // advance goes on in the first source.
 func (m *merged) advance() error {
 	p, err, ok := m.sources[0].next()
-	if !ok {
+	switch {
+	case !ok:
 		heap.Pop(m)
 		return nil
+	case err != nil:
+		return err
 	}
 	m.sources[0].pair = p
 	heap.Fix(m, 0)
-	return err
+	return nil
 }
 
 func (m *merged) stop() {
