@@ -179,7 +179,7 @@ func TestRV2_WhatCanBeReadIsRecoveredAndTheRestIsNamed(t *testing.T) {
 	of := map[byte]int{} // how many records of a letter there were
 	for _, p := range pairs(t, e) {
 		letter := p.Key[4]
-		if of[letter]++; of[letter]%testkit.Pick(1, 3, 12) != 1%testkit.Pick(1, 3, 12) {
+		if of[letter]++; of[letter]%testkit.Pick(1, 3, 40) != 1%testkit.Pick(1, 3, 40) {
 			continue
 		}
 		for how, corrupt := range map[string]engine.Batch{
@@ -233,7 +233,7 @@ func ticking() func() time.Time {
 
 // Many records are lost at once, in random histories.
 func TestRV3_ManyLosses(t *testing.T) {
-	for seed := range uint64(cmp.Or(*histories, testkit.Pick(30, 15, 5))) {
+	for seed := range uint64(cmp.Or(*histories, testkit.Pick(30, 15, 3))) {
 		r := rand.New(rand.NewPCG(seed, 48))
 		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 48}), Now: ticking()})
 		p := newPast(t, st, seed)
@@ -326,6 +326,9 @@ func TestRV7_WhatCameAfterAGapIsAPiece(t *testing.T) {
 		}
 	}
 	for i, p := range segments {
+		if i%testkit.Pick(1, 2, 7) != 0 && i < len(segments)-1 {
+			continue
+		}
 		last, value := keys.SegmentFields(p.Key[5:])
 		must(t, e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: flipped(p.Value)}}}))
 		got, r := recovered(t, e)
@@ -459,7 +462,7 @@ func TestRV4_BetweenAllEngines(t *testing.T) {
 func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "large"})
-	for i := range 70 {
+	for i := range testkit.Pick(70, 70, 3) { // More than 64 MiB are too many, and with the race detector too slow.
 		commitTo(t, s, turnstone.Commit{Nodes: saying(random(1<<20, uint64(i)))})
 	}
 	dir := t.TempDir()
@@ -516,7 +519,7 @@ func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 // Records that have a right checksum and something wrong in them, and records as they were before, take no other
 // session along: each comes, or is named. Nothing is shown that never was.
 func TestRV8_RecordsThatLieOrAreOldAreNoMoreThanLosses(t *testing.T) {
-	for seed := range uint64(cmp.Or(*histories, testkit.Pick(30, 15, 5))) {
+	for seed := range uint64(cmp.Or(*histories, testkit.Pick(30, 15, 3))) {
 		r := rand.New(rand.NewPCG(seed, 49))
 		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 48}), Now: ticking()})
 		p := newPast(t, st, seed)
@@ -628,7 +631,7 @@ func TestRV8_WhatWasErasedStaysSo(t *testing.T) {
 	must(t, err)
 	_, err = st.Erase(ctx, "whole", turnstone.KeepChildren, turnstone.EraseOptions{})
 	must(t, err)
-	for seed := range uint64(200) {
+	for seed := range testkit.Pick[uint64](200, 60, 10) {
 		r := rand.New(rand.NewPCG(seed, 50))
 		now := memory.New()
 		must(t, copyPairs(t, e, now))
