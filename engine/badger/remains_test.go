@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -79,4 +80,18 @@ func TestRemainsOfALogWithZeros(t *testing.T) {
 	if got, lost := remaining.Remaining(t, dir); len(got) >= len(has[1]) || len(lost) != 1 || !strings.Contains(lost[0], filepath.Base(logs[0])) {
 		t.Errorf("%d of %d pairs, %v", len(got), len(has[1]), lost)
 	}
+}
+
+// Whatever a log has in it, it is read to an end.
+func FuzzReadLog(f *testing.F) {
+	entry := append(make([]byte, 20), 0, 0, 9, 1, 0)
+	entry = append(append(entry, "k\x00\x00\x00\x00\x00\x00\x00\x01"...), 'v')
+	f.Add(binary.BigEndian.AppendUint32(entry, crc32.Checksum(entry[20:], castagnoli)))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		all, err := readLog(b)
+		if len(all) > len(b)/15 {
+			t.Errorf("%d entries of %d bytes, %v", len(all), len(b), err)
+		}
+	})
 }
