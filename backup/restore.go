@@ -304,7 +304,7 @@ func (r *restoring) batch(ctx context.Context, f *family) (failed []error, err e
 	if len(f.sessions) == 0 {
 		return nil, nil
 	}
-	st, done, err := r.scratch(ctx, f.bytes)
+	st, done, err := r.scratch(ctx)
 	if err != nil {
 		return nil, err
 	}

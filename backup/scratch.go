@@ -7,18 +7,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 
 	"github.com/zeebo/blake3"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/spill"
 )
 
-// batchBytes is how many bytes of bundles, before compression, a scratch in memory takes.
+// batchBytes is how many bytes of bundles, before compression, are read into a scratch, unless they are of one family.
 const batchBytes = 32 << 20
 
 // A scratch is a temporary store that bundles are read into. The id of a session in it is made of the incarnation that
@@ -32,29 +30,14 @@ type scratch struct {
 // id returns the id that a session has in the store.
 func (st *scratch) id(session string) string { return st.prefix + session }
 
-// scratch makes an empty store for bundles of some bytes before compression.
-func (r *restoring) scratch(ctx context.Context, bytes int64) (_ *scratch, done func() error, err error) {
-	var e engine.Engine = memory.New()
-	dir := ""
-	if bytes > batchBytes {
-		if dir, err = os.MkdirTemp(r.o.Dir, "turnstone-restore-"); err != nil {
-			return nil, nil, err
-		}
-		if e, err = pebble.Open(dir, nil); err != nil {
-			return nil, nil, errors.Join(err, os.RemoveAll(dir))
-		}
-	}
-	remove := func() error {
-		if dir == "" {
-			return nil
-		}
-		return os.RemoveAll(dir)
-	}
+// scratch makes an empty store.
+func (r *restoring) scratch(ctx context.Context) (_ *scratch, done func() error, err error) {
+	e := spill.New(r.o.Dir)
 	st, err := turnstone.Open(ctx, e, nil)
 	if err != nil {
-		return nil, nil, errors.Join(err, e.Close(), remove())
+		return nil, nil, errors.Join(err, e.Close())
 	}
-	return &scratch{Store: st, prefix: rand.Text() + "/"}, func() error { return errors.Join(st.Close(), e.Close(), remove()) }, nil
+	return &scratch{Store: st, prefix: rand.Text() + "/"}, func() error { return errors.Join(st.Close(), e.Close()) }, nil
 }
 
 // read reads a bundle into a store.

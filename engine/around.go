@@ -23,9 +23,9 @@ type Gap struct {
 }
 
 // Around yields the pairs of a range that can be read, in order, and calls gap where it goes on behind some that can't.
-// It may pass over some between two damaged places.
-// An error is that of the context, or says that the database can't be reached; it ends the sequence. It is for what is
-// to be saved of a damaged database: nothing else may pass over an error.
+// It may pass over some that could be read between two damaged places. An error is that of the context, or says that the
+// database can't be reached; it ends the sequence. Around is for what is to be saved of a damaged database: nothing else
+// may pass over an error.
 func Around(ctx context.Context, from Scanner, of Range, gap func(Gap)) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		var last []byte // A key may come several times: see remains.Files.

@@ -23,6 +23,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/repair"
 	"github.com/turnstonedb/turnstone/internal/session"
+	"github.com/turnstonedb/turnstone/internal/spill"
 	"github.com/turnstonedb/turnstone/push"
 )
 
@@ -98,7 +99,7 @@ func Run(ctx context.Context, from engine.Scanner, to push.Peer, o Options) (_ *
 	case to == nil:
 		return out, fmt.Errorf("%w: the store is nil", turnstone.ErrInvalid)
 	}
-	copied, renamed := newSpill(o.Dir), newSpill(o.Dir)
+	copied, renamed := spill.New(o.Dir), spill.New(o.Dir)
 	defer func() { err = errors.Join(err, copied.Close(), renamed.Close()) }()
 	r := &recovering{to: to, o: o, out: out}
 	if r.e, r.record, err = r.gather(ctx, from, copied, renamed); err != nil {
@@ -145,7 +146,7 @@ func (r *recovering) lose(session, what string, err error) {
 }
 
 // gather copies the records, and returns where they are. If the store record can't be read, they are in renamed.
-func (r *recovering) gather(ctx context.Context, from engine.Scanner, copied, renamed *spill) (engine.Engine, *head.Store, error) {
+func (r *recovering) gather(ctx context.Context, from engine.Scanner, copied, renamed engine.Engine) (engine.Engine, *head.Store, error) {
 	namespace, out := r.o.Namespace, r.out
 	read, err := repair.Gather(ctx, from, copied, engine.PrefixRange(keys.Prefix(namespace)), repair.Letters)
 	if err != nil {
@@ -279,7 +280,7 @@ func rekey(ctx context.Context, from, to engine.Engine, namespace string) (*head
 
 // try returns an error if a session does not come whole to another store.
 func (r *recovering) try(ctx context.Context, id string) (err error) {
-	e := newSpill(r.o.Dir)
+	e := spill.New(r.o.Dir)
 	defer func() { err = errors.Join(err, e.Close()) }()
 	to, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 func Letters(letter byte) bool {
 	switch letter {
 	case keys.Store, keys.About, keys.Blob, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref, keys.Head, keys.Tombstone,
-		keys.Index, keys.Record, keys.Listing, keys.Erased, keys.Fork, keys.Place:
+		keys.Index, keys.Record, keys.Listing, keys.Erased, keys.Place:
 		return true
 	}
 	return false
@@ -164,10 +164,9 @@ func (r *repairer) orphans(ctx context.Context, all []*finding) (out []Session, 
 type repairer struct {
 	history.Store
 	w         *writer
-	found     map[keys.Hash]*finding
 	lives     map[head.Incarnation]*head.Life
 	damaged   map[head.Incarnation][][]byte  // keys of records, kept revisions and tombstones
-	contents  map[[32]byte]error             // why a blob can't be read, or nil, of those that were read
+	contents  map[[32]byte]content           // of blobs that were read
 	commits   map[forkedAt]head.CommitID     // that forks begin behind, and that got a new id
 	epochs    map[head.Incarnation]uint64    // of ancestors: the last one that a fork knows
 	missing   map[string]bool                // keys of records that are in a list alone
@@ -181,10 +180,16 @@ type repairer struct {
 func newRepairer(st history.Store) *repairer {
 	return &repairer{
 		Store: st.Uncached(), w: &writer{Engine: st.Engine},
-		found: map[keys.Hash]*finding{}, lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{},
-		contents: map[[32]byte]error{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{},
+		lives: map[head.Incarnation]*head.Life{}, damaged: map[head.Incarnation][][]byte{},
+		contents: map[[32]byte]content{}, commits: map[forkedAt]head.CommitID{}, epochs: map[head.Incarnation]uint64{},
 		missing: map[string]bool{}, lost: map[head.Incarnation]error{}, erased: map[head.Incarnation]bool{}, gone: map[head.Incarnation][][8]byte{},
 	}
+}
+
+// A content says how long a blob is, or why it can't be read.
+type content struct {
+	size int64
+	why  error
 }
 
 // A forkedAt is a commit that a fork begins behind.
@@ -205,11 +210,12 @@ type finding struct {
 
 // find returns the sessions that live, in the order of their hashes.
 func (r *repairer) find(ctx context.Context) (all []*finding, err error) {
+	found := map[keys.Hash]*finding{}
 	of := func(hash keys.Hash) *finding {
-		f := r.found[hash]
+		f := found[hash]
 		if f == nil {
 			f = &finding{hash: hash}
-			r.found[hash] = f
+			found[hash] = f
 			all = append(all, f)
 		}
 		return f

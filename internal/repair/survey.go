@@ -35,7 +35,6 @@ type survey struct {
 	hide   map[[8]byte]hiding         // nodes whose tombstones can't be read
 	before map[graph.ID]graph.ID      // of the nodes that get a tombstone: the nearest one that has none
 	kept   []head.Kept
-	forks  uint64
 	epoch  uint64
 	floor  head.Revision
 
@@ -179,9 +178,6 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 	if err != nil {
 		return err
 	}
-	if s.forks, err = r.count(ctx, keys.Fork, s.inc); err != nil {
-		return err
-	}
 	s.miss(s.life, n+r.damagedOf(s.inc, keys.Tombstone), "")
 	s.epoch = max(last, r.epochs[s.inc]) + 1
 	if s.life == nil {
@@ -193,7 +189,8 @@ func (r *repairer) readStones(ctx context.Context, s *survey) error {
 	return nil
 }
 
-// miss notes that tombstones are lost, if a lifecycle record counts more than there are, or is lost itself.
+// miss notes how many tombstones are lost: those that a lifecycle record counts, and that are not there. If the record is
+// lost, it notes that nobody knows.
 func (s *survey) miss(life *head.Life, have uint64, of string) {
 	switch {
 	case life == nil:
@@ -249,7 +246,8 @@ func (r *repairer) readKept(ctx context.Context, s *survey) error {
 	return nil
 }
 
-// readInherited reads what a fork inherits. If that is not whole, nothing of the session's own can be shown.
+// readInherited reads what a fork inherits. If that is not whole, the session is given up: its nodes follow nodes that
+// are not there.
 func (r *repairer) readInherited(ctx context.Context, s *survey) error {
 	if s.origin == nil || s.gone {
 		return nil
@@ -418,19 +416,20 @@ func (s *survey) entomb(n *graph.Node) {
 	s.changed = true
 }
 
-// readable reads a blob, and returns why it can't be read.
+// readable reads a blob, and returns why it can't be read, or is not of a size.
 func (r *repairer) readable(ctx context.Context, id blob.ID, size int64) (why, err error) {
-	if why, known := r.contents[id]; known {
-		return why, nil
+	c, known := r.contents[id]
+	if !known {
+		c.size, err = r.Blobs.WriteTo(ctx, io.Discard, id)
+		if c.why, err = damaged(err); err != nil {
+			return nil, err
+		}
+		r.contents[id] = c
 	}
-	n, err := r.Blobs.WriteTo(ctx, io.Discard, id)
-	if err == nil && n != size {
-		err = codec.Corrupt(damage.ErrMalformed, "blob %s", id)
+	if c.why == nil && c.size != size {
+		return codec.Corrupt(damage.ErrMalformed, "blob %s", id), nil
 	}
-	if why, err = damaged(err); err == nil {
-		r.contents[id] = why
-	}
-	return why, err
+	return c.why, nil
 }
 
 // readParts reads the versions of checkpoint parts that a turn sets.

@@ -26,7 +26,7 @@ func (r *repairer) apply(ctx context.Context, s *survey) error {
 		life = *s.life
 	}
 	life.Session, life.Epoch, life.Floor = s.hash, s.epoch, s.floor
-	life.Forks, life.Refs, life.Stones = s.forks, uint64(len(s.kept)), uint64(len(s.stones))
+	life.Refs, life.Stones = uint64(len(s.kept)), uint64(len(s.stones))
 	if s.anew {
 		life.Sealed, life.SealedBytes, life.Packed, life.Runs = 0, 0, 0, nil
 	}

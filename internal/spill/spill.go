@@ -1,4 +1,5 @@
-package recovery
+// Package spill has an engine for temporary stores, whose sizes are not known before.
+package spill
 
 import (
 	"context"
@@ -12,11 +13,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
-// inMemory is how many bytes a spill keeps in memory.
+// inMemory is how many bytes an Engine keeps in memory.
 const inMemory = 64 << 20
 
-// A spill is an engine that keeps its pairs in memory, and from some size on in a temporary directory.
-type spill struct {
+// An Engine keeps its pairs in memory, and when more than 64 MiB were written in a temporary directory, which Close
+// removes.
+type Engine struct {
 	dir string // where that is made
 
 	mu     sync.RWMutex // held while the pairs move, and read-held while a batch is applied
@@ -27,32 +29,33 @@ type spill struct {
 	failed error         // why the pairs could not move
 }
 
-func newSpill(dir string) *spill { return &spill{dir: dir, now: memory.New()} }
+// New returns an empty engine. dir is where the directory is made; if it is empty, os.TempDir is.
+func New(dir string) *Engine { return &Engine{dir: dir, now: memory.New()} }
 
-func (s *spill) current() engine.Engine {
+func (s *Engine) current() engine.Engine {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.now
 }
 
 // Get implements engine.Engine.
-func (s *spill) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+func (s *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return s.current().Get(ctx, keys...)
 }
 
 // Scan implements engine.Engine.
-func (s *spill) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+func (s *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return s.current().Scan(ctx, r)
 }
 
 // Limits implements engine.Engine.
-func (s *spill) Limits() engine.Limits { return s.current().Limits() }
+func (s *Engine) Limits() engine.Limits { return s.current().Limits() }
 
 // Vacuum implements engine.Engine.
-func (s *spill) Vacuum(ctx context.Context) error { return s.current().Vacuum(ctx) }
+func (s *Engine) Vacuum(ctx context.Context) error { return s.current().Vacuum(ctx) }
 
 // Apply implements engine.Engine.
-func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
+func (s *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := s.room(ctx, int64(b.Bytes())); err != nil {
 		return err
 	}
@@ -62,7 +65,7 @@ func (s *spill) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 // room moves the pairs to a directory if n more bytes are too many. After that has failed once, it fails.
-func (s *spill) room(ctx context.Context, n int64) error {
+func (s *Engine) room(ctx context.Context, n int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bytes += n; s.bytes > inMemory && s.small == nil && s.failed == nil {
@@ -72,8 +75,8 @@ func (s *spill) room(ctx context.Context, n int64) error {
 }
 
 // toDisk moves the pairs to a directory.
-func (s *spill) toDisk(ctx context.Context) (err error) {
-	if s.made, err = os.MkdirTemp(s.dir, "turnstone-recover-"); err != nil {
+func (s *Engine) toDisk(ctx context.Context) (err error) {
+	if s.made, err = os.MkdirTemp(s.dir, "turnstone-"); err != nil {
 		return err
 	}
 	disk, err := pebble.Open(s.made, nil)
@@ -98,7 +101,7 @@ func (s *spill) toDisk(ctx context.Context) (err error) {
 }
 
 // Close implements engine.Engine. It removes the directory.
-func (s *spill) Close() error {
+func (s *Engine) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := s.now.Close()
