@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,13 +15,10 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
@@ -275,151 +270,6 @@ func copyPairs(t *testing.T, from, to engine.Engine) (err error) {
 	return err
 }
 
-// What came after a gap is in a session of its own: payloads, attachments, checkpoints, usage, labels, turn ids and times.
-func TestRV7_WhatCameAfterAGapIsAPiece(t *testing.T) {
-	e, st := onMemory(t, &turnstone.Options{SealBytes: 3000, NoAutoSeal: true})
-	s := create(t, st, turnstone.Request{ID: "s", Metadata: head.Metadata{Name: "n", Labels: map[string]string{"k": "v"}}})
-	var hidden graph.ID
-	var second []graph.ID // a conversation of its own
-	commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"once": []byte("set once"), "gone": []byte("dropped later")}})
-	for i := range 40 {
-		att, err := s.PutAttachment(ctx, bytes.NewReader(random(300, uint64(i))), -1, "image/png", "x")
-		must(t, err)
-		if i == 35 {
-			commitTo(t, s, turnstone.Commit{Drop: []string{"gone"}})
-			second = commitTo(t, s, turnstone.Commit{
-				Nodes: []turnstone.NewNode{{Parent: turnstone.RefNone(), Kind: "root", Payload: []byte("another")}, {Kind: "reply", Payload: []byte("to another")}}, Leaf: turnstone.RefTo(hidden),
-			}).Nodes
-		}
-		r := commitTo(t, s, turnstone.Commit{
-			Turn: fmt.Sprint("t", i), Usage: []head.Usage{{Model: "m", Input: uint64(i)}}, Labels: map[string]string{"i": fmt.Sprint(i)},
-			Nodes: []turnstone.NewNode{
-				{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(100, uint64(i)), Attachments: []blob.Attachment{att}},
-				{Kind: "assistant", Payload: random(200+200*i, uint64(i))},
-				{Kind: "side", Payload: []byte("side")},
-			},
-			Leaf: turnstone.RefNew(1), Checkpoint: map[string][]byte{"p": random(300+i, 1), "q": random(10, uint64(i))},
-		})
-		if i == 30 {
-			hidden = r.Nodes[1]
-		}
-		if i == 25 {
-			must(t, s.Seal(ctx))
-		}
-	}
-	must(t, s.Tombstone(ctx, hidden))
-	if len(second) != 2 {
-		t.Fatal(second)
-	}
-	before, err := s.Load(ctx, turnstone.Scope{Full: true})
-	must(t, err)
-	path, err := s.Load(ctx, turnstone.Scope{})
-	must(t, err)
-	end, err := s.Info(ctx)
-	must(t, err)
-	log := logOf(t, s)
-	inc := incarnationOf(s)
-	var segments []engine.Pair
-	for _, p := range pairs(t, e) {
-		if p.Key[4] == keys.Segment && bytes.Equal(p.Key[5:21], inc[:]) {
-			segments = append(segments, p)
-		}
-	}
-	for i, p := range segments {
-		if i%testkit.Pick(1, 2, 7) != 0 && i < len(segments)-1 {
-			continue
-		}
-		last, value := keys.SegmentFields(p.Key[5:])
-		must(t, e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: flipped(p.Value)}}}))
-		got, r := recovered(t, e)
-		must(t, e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
-		if i == len(segments)-1 {
-			if len(r.Pieces) > 0 {
-				t.Errorf("%+v", r.Pieces)
-			}
-			continue
-		}
-		if len(r.Pieces) != 1 || r.Pieces[0].Of != "s" || r.Pieces[0].Last != end.Revision {
-			t.Fatalf("segment to %d, value %d: %+v", last, value, r.Pieces)
-		}
-		piece := session(t, got, r.Pieces[0].Session)
-		have := map[string]bool{}
-		state, err := piece.Load(ctx, turnstone.Scope{Full: true})
-		must(t, err)
-		for _, n := range state.Nodes {
-			have[fmt.Sprint(n.Kind, n.Key, n.Payload, n.Attachments, n.Time)] = true
-			for _, a := range n.Attachments {
-				_, err := piece.ReadAttachment(ctx, io.Discard, a.ID)
-				must(t, err)
-			}
-		}
-		expected := 0
-		for _, n := range before.Nodes {
-			if n.Revision >= r.Pieces[0].First {
-				expected++
-				if !have[fmt.Sprint(n.Kind, n.Key, n.Payload, n.Attachments, n.Time)] {
-					t.Errorf("segment to %d: node of revision %d is missing", last, n.Revision)
-				}
-			}
-		}
-		var shows []string // what the path shows of the piece
-		for _, n := range path.Nodes {
-			if n.Revision >= r.Pieces[0].First {
-				shows = append(shows, string(n.Payload))
-			}
-		}
-		pieceState, err := piece.Load(ctx, turnstone.Scope{})
-		must(t, err)
-		var isShown []string
-		for _, n := range pieceState.Nodes {
-			isShown = append(isShown, string(n.Payload))
-			if n.Kind == "root" || n.Kind == "reply" {
-				t.Errorf("two conversations have become one")
-			}
-		}
-		if !slices.Equal(shows, isShown) {
-			t.Errorf("segment to %d: the path has %d nodes, not %d", last, len(isShown), len(shows))
-		}
-		if len(state.Nodes) != expected {
-			t.Errorf("%d nodes, not %d", len(state.Nodes), expected)
-		}
-		for j, entry := range logOf(t, piece) {
-			want := log[int(r.Pieces[0].First)-1+j]
-			if entry.Turn != want.Turn || !reflect.DeepEqual(entry.Labels, want.Labels) || !reflect.DeepEqual(entry.Usage, want.Usage) || !entry.Time.Equal(want.Time) {
-				t.Errorf("got %+v, want %+v", entry, want)
-			}
-		}
-		want, err := s.Checkpoint(ctx, 0)
-		must(t, err)
-		is, err := piece.Checkpoint(ctx, 0)
-		must(t, err)
-		for name := range want { // What has set it, or the version that it is a delta of, may be in the gap.
-			if is[name] == nil && slices.ContainsFunc(r.Lost, func(l recovery.Loss) bool {
-				return l.Session == r.Pieces[0].Session && strings.Contains(l.What, fmt.Sprintf("checkpoint part %q", name))
-			}) {
-				delete(want, name)
-			}
-		}
-		if !reflect.DeepEqual(want, is) {
-			t.Errorf("the checkpoint is another one: %.300v, %.300v; %+v", want, is, r)
-		}
-		info, err := piece.Info(ctx)
-		must(t, err)
-		if info.Name != "n" || info.Labels["k"] != "v" || info.Parent != "s" {
-			t.Errorf("%+v", info)
-		}
-	}
-}
-
-func logOf(t *testing.T, s *turnstone.Session) (out []turnstone.LogEntry) {
-	t.Helper()
-	for e, err := range s.Log(ctx, 0) {
-		must(t, err)
-		out = append(out, e)
-	}
-	return out
-}
-
 // On every engine, and to every engine.
 func TestRV4_BetweenAllEngines(t *testing.T) {
 	for name, start := range storetest.Engines {
@@ -512,146 +362,6 @@ func TestRV6_ErrorsOfOthersAreNoLosses(t *testing.T) {
 	} {
 		if r, err := wrong(); !errors.Is(err, turnstone.ErrInvalid) || r == nil {
 			t.Errorf("%v, %v", r, err)
-		}
-	}
-}
-
-// Records that have a right checksum and something wrong in them, and records as they were before, take no other
-// session along: each comes, or is named. Nothing is shown that never was.
-func TestRV8_RecordsThatLieOrAreOldAreNoMoreThanLosses(t *testing.T) {
-	for seed := range uint64(cmp.Or(*histories, testkit.Pick(30, 15, 3))) {
-		r := rand.New(rand.NewPCG(seed, 49))
-		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 48}), Now: ticking()})
-		p := newPast(t, st, seed)
-		ever := map[string]bool{} // contents of nodes
-		see := func() {
-			for _, id := range ids(t, st) {
-				for _, content := range shown(t, st, id) {
-					ever[content] = true
-				}
-			}
-		}
-		for range 30 {
-			p.step()
-			see()
-		}
-		older := map[string][]byte{}
-		for _, p := range pairs(t, e) {
-			older[string(p.Key)] = p.Value
-		}
-		for range 20 {
-			p.step()
-			see()
-		}
-		alive := ids(t, st)
-		now := map[string]bool{}
-		var wrong engine.Batch
-		for _, p := range pairs(t, e) {
-			now[string(p.Key)] = true
-			switch was, had := older[string(p.Key)]; {
-			case had && !bytes.Equal(was, p.Value) && r.IntN(20) == 0:
-				wrong.Set(p.Key, was)
-			case r.IntN(40) == 0:
-				body := bytes.Clone(p.Value[2 : len(p.Value)-4])
-				if len(body) > 0 {
-					body[r.IntN(len(body))] ^= 1 << r.IntN(8)
-				}
-				wrong.Set(p.Key, codec.Encode(p.Key, p.Key[4], body))
-			}
-		}
-		for key, was := range older {
-			if !now[key] && r.IntN(20) == 0 {
-				wrong.Set([]byte(key), was)
-			}
-		}
-		must(t, e.Apply(ctx, &wrong))
-		got, report := recovered(t, e)
-		there := map[string]bool{}
-		for _, id := range ids(t, got) {
-			there[id] = true
-			for n, content := range shown(t, got, id) {
-				if !ever[content] {
-					t.Errorf("seed %d: session %q shows node %s, %.80s", seed, id, n, content)
-				}
-			}
-		}
-		var missing []string
-		for _, id := range alive {
-			if !there[id] && !slices.ContainsFunc(report.Lost, func(l recovery.Loss) bool { return l.Session == id }) {
-				missing = append(missing, id)
-			}
-		}
-		if len(missing) > len(unnamed(report)) {
-			t.Errorf("seed %d: sessions %q are missing: %v", seed, missing, report.Lost)
-		}
-		if t.Failed() {
-			t.FailNow()
-		}
-	}
-}
-
-// If all records of a session are damaged, and nothing says its id, it is named all the same. A store that is recovered
-// to and is damaged itself is no loss of the other one.
-func TestRV2_ASessionOfWhichNothingCanBeReadIsNamed(t *testing.T) {
-	e, st := onMemory(t, nil)
-	for _, id := range []string{"a", "b"} {
-		create(t, st, turnstone.Request{ID: id}, []byte("text of "+id))
-	}
-	inc := incarnationOf(session(t, st, "a"))
-	hash := historiesOf(st).Space.Session("a")
-	var wrong engine.Batch
-	for _, p := range pairs(t, e) {
-		if bytes.Contains(p.Key, inc[:]) || bytes.Contains(p.Key, hash[:]) {
-			wrong.Set(p.Key, flipped(p.Value))
-		}
-	}
-	must(t, e.Apply(ctx, &wrong))
-	got, r := recovered(t, e)
-	if len(r.Lost) != 1 || !strings.HasPrefix(r.Lost[0].Session, "recovered-") || r.Lost[0].What != "all of it" || !slices.Equal(ids(t, got), []string{"b"}) {
-		t.Errorf("%v, %v", r.Lost, ids(t, got))
-	}
-	other, to := onMemory(t, nil)
-	create(t, to, turnstone.Request{ID: "b"}, []byte("another"))
-	spoil(t, other, commitsOf(t, to, "b"))
-	r, err := recovery.Run(ctx, e, openStore(t, other, nil), recovery.Options{})
-	if err == nil || len(r.Lost) != 1 {
-		t.Errorf("%v, %v", err, r.Lost)
-	}
-}
-
-// What the store has noted as erased is not shown, whichever older records are back.
-func TestRV8_WhatWasErasedStaysSo(t *testing.T) {
-	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
-	s := create(t, st, turnstone.Request{ID: "s"}, []byte("one"))
-	secret := commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("secret"))}).Nodes[0]
-	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("three"))})
-	create(t, st, turnstone.Request{ID: "whole"}, []byte("secret as well"))
-	older := pairs(t, e)
-	_, err := s.Erase(ctx, turnstone.EraseOptions{}, secret)
-	must(t, err)
-	_, err = st.Erase(ctx, "whole", turnstone.KeepChildren, turnstone.EraseOptions{})
-	must(t, err)
-	for seed := range testkit.Pick[uint64](200, 60, 10) {
-		r := rand.New(rand.NewPCG(seed, 50))
-		now := memory.New()
-		must(t, copyPairs(t, e, now))
-		for _, p := range older {
-			if r.IntN(2) == 0 {
-				must(t, now.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
-			}
-		}
-		for _, p := range pairs(t, now) {
-			if p.Key[4] == keys.Tombstone && r.IntN(2) == 0 {
-				must(t, now.Apply(ctx, &engine.Batch{Deletes: [][]byte{p.Key}}))
-			}
-		}
-		got, report := recovered(t, now)
-		for _, id := range ids(t, got) {
-			for _, content := range shown(t, got, id) {
-				if strings.Contains(content, fmt.Sprintf("%x", "secret")) {
-					t.Fatalf("seed %d: session %q: %s: %+v", seed, id, content, report)
-				}
-			}
 		}
 	}
 }

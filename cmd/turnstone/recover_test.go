@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,70 +37,39 @@ func TestRV5_AStoreWhoseFilesAreDamagedIsRecovered(t *testing.T) {
 				return out
 			}
 			want := nodes(scheme + ":" + dir)
-			files, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
 			counts := map[string]int{}
-			for i, f := range files {
-				file, err := os.ReadFile(filepath.Join(dir, f.Name()))
-				if err != nil || len(file) == 0 {
-					continue // a lock, or a socket
+			harmed(t, dir, older, other, testkit.Pick(2, 9, 9), func(at, file, harm string) {
+				to := t.TempDir() + "/to"
+				out, errs, ok := turnstoneCmd(t, "recover", scheme+":"+at, to)
+				what := file + ", " + harm
+				if !ok && strings.Contains(errs, "no record of it") {
+					counts["nothing"]++
+					return
 				}
-				before, _ := os.ReadFile(filepath.Join(older, f.Name()))
-				foreign, _ := os.ReadFile(filepath.Join(other, f.Name()))
-				for j, harm := range harms {
-					damaged, gone := harm.do(file, before, foreign)
-					if bytes.Equal(damaged, file) || (i+j)%testkit.Pick(2, 9, 9) != 0 {
-						continue
-					}
-					at := t.TempDir() + "/store"
-					if err := os.CopyFS(at, os.DirFS(dir)); err != nil {
-						t.Fatal(err)
-					}
-					if err := os.Chmod(at, 0o700); err != nil {
-						t.Fatal(err)
-					}
-					path := filepath.Join(at, f.Name())
-					if gone {
-						err = os.Remove(path)
-					} else {
-						err = os.WriteFile(path, damaged, 0o600)
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					to := t.TempDir() + "/to"
-					out, errs, ok := turnstoneCmd(t, "recover", scheme+":"+at, to)
-					what := f.Name() + ", " + harm.name
-					if !ok && strings.Contains(errs, "no record of it") {
-						counts["nothing"]++
-						continue
-					}
-					if !ok && !strings.Contains(errs, "lost") {
-						t.Errorf("%s: %s\n%s", what, errs, out)
-						continue
-					}
-					must(t, "verify", "--store", to)
-					got := nodes(to)
-					for node := range got {
-						if !want[node] && harm.name != "of another store" {
-							t.Errorf("%s: there never was %.300s", what, node)
-						}
-					}
-					switch {
-					case len(got) >= len(want):
-						counts["all"]++
-					case ok && harm.name != "an older copy" && !strings.HasPrefix(harm.name, "of another"):
-						t.Errorf("%s: %d of %d nodes, and nothing is lost: %s", what, len(got), len(want), out)
-					default:
-						counts["some"]++
+				if !ok && !strings.Contains(errs, "lost") {
+					t.Errorf("%s: %s\n%s", what, errs, out)
+					return
+				}
+				must(t, "verify", "--store", to)
+				got := nodes(to)
+				for node := range got {
+					if !want[node] && harm != "of another store" {
+						t.Errorf("%s: there never was %.300s", what, node)
 					}
 				}
-			}
+				switch {
+				case len(got) >= len(want):
+					counts["all"]++
+				case ok && harm != "an older copy" && !strings.HasPrefix(harm, "of another"):
+					t.Errorf("%s: %d of %d nodes, and nothing is lost: %s", what, len(got), len(want), out)
+				default:
+					counts["some"]++
+				}
+			})
 			t.Log(counts)
-			if counts["all"]+counts["some"] == 0 {
-				t.Error("nothing was recovered")
+			// A file that has all pairs may be gone, or be cut.
+			if counts["all"]+counts["some"] < 5*counts["nothing"] {
+				t.Errorf("little was recovered: %v", counts)
 			}
 		})
 	}
