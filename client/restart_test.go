@@ -19,6 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -49,9 +50,7 @@ func TestSV3_AfterARestartACommitIsFoundAgain(t *testing.T) {
 		turn, err = s.Commit(ctx, turnstone.Commit{Turn: "t", Nodes: []turnstone.NewNode{{Kind: "k"}}, Expected: turnstone.AnyRevision})
 		turns <- err
 	}()
-	for c.Open.Load() < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "both have connected", func() bool { return c.Open.Load() >= 2 })
 	time.Sleep(50 * time.Millisecond) // Both are at the validator.
 	c.Away.Store(true)                // Nothing reaches the server, and what it answers is lost.
 	c.CutAll()

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -64,9 +65,10 @@ func TestSV7_AnUploadGoesOnWhereItIs(t *testing.T) {
 	if a := put("upload=4&more=1", "a"); a.status != 200 {
 		t.Errorf("%+v", a)
 	}
-	for a = h.ask("GET", "/v1/upload?upload=4", ""); a.status == 200; a = h.ask("GET", "/v1/upload?upload=4", "") {
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Until(t, "the upload is given up", func() bool {
+		a = h.ask("GET", "/v1/upload?upload=4", "")
+		return a.status != 200
+	})
 	if a.kind != "upload-not-found" {
 		t.Errorf("%+v", a)
 	}
@@ -127,9 +129,7 @@ func TestSV7_ARequestTakesAnUploadOver(t *testing.T) {
 		cut <- err
 	}()
 	fmt.Fprint(out, "one ")
-	for h.ask("GET", "/v1/upload?upload=1", "").body != `{"offset":4}`+"\n" {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "four bytes have come", func() bool { return h.ask("GET", "/v1/upload?upload=1", "").body == `{"offset":4}`+"\n" })
 	begun := time.Now()
 	if a := h.ask("PUT", "/v1/attachment?session=s&upload=1&offset=4", "two"); a.status != 200 || !strings.Contains(a.body, `"size":7`) {
 		t.Errorf("%+v", a)

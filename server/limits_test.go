@@ -15,9 +15,13 @@ import (
 )
 
 func TestSV8_TooManyRequestsAreBusy(t *testing.T) {
-	goOn := make(chan struct{})
+	began, goOn := make(chan struct{}), make(chan struct{})
 	h := serve(t, server.Options{MaxRequests: 1, MaxWatches: 1, MaxUploads: 1, Patience: 50 * time.Millisecond}, func(h *host) {
-		h.store.Validator = func(context.Context, string, *turnstone.Commit) error { <-goOn; return nil }
+		h.store.Validator = func(context.Context, string, *turnstone.Commit) error {
+			close(began)
+			<-goOn
+			return nil
+		}
 	})
 	h.post("create", `{"id":"s"}`)
 	first := make(chan reply)
@@ -28,12 +32,7 @@ func TestSV8_TooManyRequestsAreBusy(t *testing.T) {
 		}
 		first <- a
 	}()
-	for h.Idle() > 0 {
-		time.Sleep(time.Millisecond)
-	}
-	for a := h.ask("POST", "/v1/list", "{}"); a.status != 503; a = h.ask("POST", "/v1/list", "{}") {
-		time.Sleep(time.Millisecond) // The commit has not begun.
-	}
+	<-began // Nothing keeps the commit from that.
 	a := h.ask("POST", "/v1/list", "{}")
 	if a.kind != "busy" || a.header.Get("Retry-After") == "" {
 		t.Errorf("%+v", a)

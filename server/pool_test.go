@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -20,15 +21,12 @@ func waits(t *testing.T, p *pool, of party, n int64) chan error {
 		_, err := p.acquire(context.Background(), of, n, 10*time.Second)
 		ended <- err
 	}()
-	for {
+	testkit.Until(t, "one more waits", func() bool {
 		p.mu.Lock()
-		now := len(p.waiting)
-		p.mu.Unlock()
-		if now > before {
-			return ended
-		}
-		time.Sleep(time.Millisecond)
-	}
+		defer p.mu.Unlock()
+		return len(p.waiting) > before
+	})
+	return ended
 }
 
 // Who is within its share has its turn before those who came later, and who is not keeps nobody waiting.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -37,26 +38,36 @@ func (h *host) as(token, method, path, body string) reply {
 	return h.ask(method, path, body, "Authorization", "Bearer "+token, "Turnstone-Namespace", token)
 }
 
-// slowly begins a request of a tenant that announces a body and sends one byte of it. end ends it.
-func (h *host) slowly(token, path string, length int) (end func()) {
+// slowly begins a request of a tenant that announces a body and sends one byte of it, and another one when the server
+// has ended it, until the test ends.
+func (h *host) slowly(token, path string, length int) {
 	h.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
-	if err != nil {
-		h.Fatal(err)
-	}
-	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: bearer %s\r\nTurnstone-Namespace: %[2]s\r\nContent-Length: %d\r\n\r\n ", path, token, length)
-	return func() { c.Close() }
+	ctx, stop := context.WithCancel(ctx)
+	var asks sync.WaitGroup
+	asks.Go(func() {
+		for ctx.Err() == nil {
+			c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+			if err != nil {
+				h.Error(err)
+				return
+			}
+			end := context.AfterFunc(ctx, func() { c.Close() })
+			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: bearer %s\r\nTurnstone-Namespace: %[2]s\r\nContent-Length: %d\r\n\r\n ", path, token, length)
+			_, _ = io.Copy(io.Discard, c)
+			c.Close()
+			end()
+		}
+	})
+	h.Cleanup(func() { stop(); asks.Wait() })
 }
 
 // Requests that are slow, and announce much, keep nobody waiting but the bearer of their token.
 func TestSV15_SlowRequestsOfOneTokenStopNoOther(t *testing.T) {
 	h := serve(t, server.Options{Tokens: tenants, MaxRequests: 16, Patience: time.Second}, nil)
 	for range 40 {
-		defer h.slowly("slow", "/v1/list", 128<<20)()
+		h.slowly("slow", "/v1/list", 128<<20)
 	}
-	for h.as("slow", "POST", "/v1/list", "{}").kind != "busy" { // They have come.
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the requests have come", func() bool { return h.as("slow", "POST", "/v1/list", "{}").kind == "busy" })
 	for _, token := range []string{"other", "third"} {
 		for range 20 {
 			if a := h.as(token, "POST", "/v1/list", "{}"); a.status != 200 {
@@ -78,8 +89,8 @@ func TestSV15_ARequestIsChargedForWhatItTakesDecoded(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			a := h.ask("POST", "/v1/nodes-by-key", keys(20_000))
-			for ; a.kind == "busy"; a = h.ask("POST", "/v1/nodes-by-key", keys(20_000)) {
-				time.Sleep(time.Millisecond)
+			for begun := time.Now(); a.kind == "busy" && time.Since(begun) < time.Minute; time.Sleep(time.Millisecond) {
+				a = h.ask("POST", "/v1/nodes-by-key", keys(20_000))
 			}
 			if a.kind != "limit" {
 				t.Errorf("%d %.300s", a.status, a.body)
@@ -184,9 +195,7 @@ func TestSV15_IdleNamespacesMakeRoom(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	stop()
-	for in("tenant-3", `{"id":"s"}`).status != 200 { // The server learns that the watches have ended.
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the server learns that the watches have ended", func() bool { return in("tenant-3", `{"id":"s"}`).status == 200 })
 }
 
 // Connections that nobody uses make room for others, whether they have sent anything or not.

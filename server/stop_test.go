@@ -15,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -171,9 +172,7 @@ func TestSV9_ACollectionEndsWhenNobodyWaitsForIt(t *testing.T) {
 	if n := slow.cancelled.Load(); n != 0 {
 		t.Errorf("%d scans were cancelled while somebody waited", n)
 	}
-	for slow.cancelled.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the scan is cancelled", func() bool { return slow.cancelled.Load() > 0 })
 }
 
 func TestSV9_AServerThatStopsEndsCollections(t *testing.T) {
@@ -192,9 +191,7 @@ func TestSV9_AServerThatStopsEndsCollections(t *testing.T) {
 		}
 		ended <- a
 	}()
-	for h.Idle() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the collection has come", func() bool { return h.Idle() == 0 })
 	time.Sleep(20 * time.Millisecond)
 	if err := h.Close(); err != nil {
 		t.Error(err)

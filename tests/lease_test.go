@@ -134,8 +134,8 @@ func TestL4_AKeptLeaseAndAFailingEngine(t *testing.T) {
 		return enginetest.Fault{}
 	}
 	until := func(n int64) {
-		for from := renewals.Load(); renewals.Load() < from+n; time.Sleep(time.Millisecond) {
-		}
+		from := renewals.Load()
+		testkit.Until(t, "the lease is renewed", func() bool { return renewals.Load() >= from+n })
 	}
 	held, stop := acquire(t, s, lease.Options{TTL: ttl}).Keep(ctx)
 	defer stop()

@@ -167,12 +167,11 @@ func (c *crowd) wasKilled(pid int) bool {
 // afterwards.
 func (c *crowd) kill() time.Duration {
 	var at time.Time
-	for at.IsZero() {
-		time.Sleep(time.Millisecond)
+	testkit.Until(c.t, "the store has an owner that was not killed", func() bool {
 		text, err := os.ReadFile(filepath.Join(c.store, "turnstone.owner"))
 		fields := strings.Fields(string(text)) // pid 17 (…
 		if err != nil || len(fields) < 2 {
-			continue
+			return false
 		}
 		pid, err := strconv.Atoi(fields[1])
 		c.mu.Lock()
@@ -180,18 +179,17 @@ func (c *crowd) kill() time.Duration {
 			at, c.killed[pid] = time.Now(), true
 		}
 		c.mu.Unlock()
-	}
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		return !at.IsZero()
+	})
+	var after [][2]time.Time
+	testkit.Until(c.t, "somebody commits", func() bool {
 		c.mu.Lock()
-		after := slices.Clone(c.moments)
+		after = slices.Clone(c.moments)
 		c.mu.Unlock()
 		after = slices.DeleteFunc(after, func(m [2]time.Time) bool { return !m[0].After(at) })
-		if len(after) > 0 {
-			return slices.MinFunc(after, func(a, b [2]time.Time) int { return a[1].Compare(b[1]) })[1].Sub(at)
-		}
-	}
-	c.t.Error("nobody has committed for a minute")
-	return 0
+		return len(after) > 0
+	})
+	return slices.MinFunc(after, func(a, b [2]time.Time) int { return a[1].Compare(b[1]) })[1].Sub(at)
 }
 
 // TestProcessesAndTheCommandShareAStore kills the owner of a store again and again, while four processes commit to it
@@ -204,9 +202,7 @@ func TestProcessesAndTheCommandShareAStore(t *testing.T) {
 	for _, name := range names {
 		c.workers.Go(func() { c.work(name, stop) })
 	}
-	for c.count() == 0 && !t.Failed() {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "somebody commits", func() bool { return c.count() > 0 || t.Failed() })
 	var commands atomic.Int32
 	c.workers.Go(func() { c.command(stop, &commands) })
 	var gaps []time.Duration

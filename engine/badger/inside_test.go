@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A group that waits while a vacuum finds that batches are lost is not written: the witness would follow it, and the
@@ -24,9 +25,7 @@ func TestNothingIsCommittedAfterTheEngineHasFailed(t *testing.T) {
 		b.Set([]byte("k"), []byte("v"))
 		applied <- e.Apply(context.Background(), &b)
 	}()
-	for e.verdict.Load() == before {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the batch has come", func() bool { return e.verdict.Load() != before })
 	time.Sleep(10 * time.Millisecond) // the committer waits for mu now
 	e.fail(engine.ErrCorrupt)
 	e.mu.Unlock()

@@ -79,11 +79,12 @@ func TestTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for on := ""; on != "on"; time.Sleep(10 * time.Millisecond) {
-		if err := c.QueryRow(ctx, "SELECT setting FROM pg_settings WHERE name = 'ssl'").Scan(&on); err != nil {
+	testkit.Until(t, "the server speaks TLS", func() (on bool) {
+		if err := c.QueryRow(ctx, "SELECT setting = 'on' FROM pg_settings WHERE name = 'ssl'").Scan(&on); err != nil {
 			t.Fatal(err)
 		}
-	}
+		return on
+	})
 	other, _ := certificate(t, "localhost")
 	dir := t.TempDir()
 	for name, pem := range map[string][]byte{"right.pem": cert, "other.pem": other} {
@@ -123,11 +124,12 @@ func TestTLS(t *testing.T) {
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
-		for n := 1; n > 0; time.Sleep(10 * time.Millisecond) { // connections end after a while
-			if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", t.Name()).Scan(&n); err != nil {
+		testkit.Until(t, "the connections have ended", func() (ended bool) {
+			if err := c.QueryRow(ctx, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = $1", t.Name()).Scan(&ended); err != nil {
 				t.Fatal(err)
 			}
-		}
+			return ended
+		})
 	}
 }
 

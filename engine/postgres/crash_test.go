@@ -186,11 +186,13 @@ func TestFailover(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for state := ""; state != "sync"; time.Sleep(10 * time.Millisecond) {
+			testkit.Until(t, "the standby is synchronous", func() bool {
+				var state string
 				if err := c.QueryRow(ctx, "SELECT sync_state FROM pg_stat_replication").Scan(&state); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 					t.Fatal(err)
 				}
-			}
+				return state == "sync"
+			})
 			if err := c.Close(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -238,11 +240,13 @@ func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for now := "?"; now != standbys; time.Sleep(10 * time.Millisecond) {
+		testkit.Until(t, "the server has the new setting", func() bool {
+			var now string
 			if err := c.QueryRow(ctx, "SHOW synchronous_standby_names").Scan(&now); err != nil {
 				t.Fatal(err)
 			}
-		}
+			return now == standbys
+		})
 		time.Sleep(100 * time.Millisecond) // other processes of the server read it, too
 	}
 	configure("nobody")
@@ -258,9 +262,7 @@ func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
 		t.Errorf("what no standby has is read: %q", v)
 	}
 	configure("")
-	for v := "1"; v != "2"; time.Sleep(10 * time.Millisecond) { // the first attempt takes effect
-		v = value(t, e)
-	}
+	testkit.Until(t, "the first attempt takes effect", func() bool { return value(t, e) == "2" })
 	if err := e.Apply(ctx, b); !errors.Is(err, engine.ErrConflict) {
 		t.Errorf("after all: %v", err)
 	}

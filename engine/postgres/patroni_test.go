@@ -67,16 +67,6 @@ func freePorts(t *testing.T, n int) (ports []int) {
 	return ports
 }
 
-// eventually waits until what says true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("two minutes without %s", what)
-		}
-	}
-}
-
 // cluster starts etcd, and two servers that Patroni looks after. It returns when one of them, the first, leads, and
 // replicates to the other synchronously.
 func cluster(t *testing.T) []*member {
@@ -139,7 +129,7 @@ postgresql:
 		t.Cleanup(func() { _ = m.kill() }) // unless it was killed
 		members = append(members, m)
 	}
-	eventually(t, "a leader", func() bool {
+	testkit.Until(t, "a leader", func() bool {
 		for _, m := range members {
 			if in, err := m.query("SELECT pg_is_in_recovery()::text"); err == nil && in == "false" {
 				return true
@@ -150,7 +140,7 @@ postgresql:
 	if in, err := members[0].query("SELECT pg_is_in_recovery()::text"); err != nil || in != "false" {
 		members[0], members[1] = members[1], members[0]
 	}
-	eventually(t, "a synchronous standby", func() bool {
+	testkit.Until(t, "a synchronous standby", func() bool {
 		state, err := members[0].query("SELECT sync_state FROM pg_stat_replication")
 		return err == nil && state == "sync"
 	})
@@ -172,7 +162,7 @@ func TestPatroniFailsOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		dark := time.Now()
-		eventually(t, "a new leader", func() bool {
+		testkit.Until(t, "a new leader", func() bool {
 			in, err := members[1].query("SELECT pg_is_in_recovery()::text")
 			return err == nil && in == "false"
 		})

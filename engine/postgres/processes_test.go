@@ -265,9 +265,7 @@ func TestSessionsDoNotWaitForEachOther(t *testing.T) {
 	p.mu.Unlock()
 	done := make(chan error)
 	go func() { done <- commit(held, 2) }()
-	for !p.silent.Load() {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "the proxy is silent", p.silent.Load)
 	c, err := pgx.Connect(ctx, srv.URL("postgres"))
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestAnApplyThatOutlivesItsContextIsAwaitedForAMoment(t *testing.T) {
@@ -173,11 +174,7 @@ func TestIdleConnectionsAreGivenUp(t *testing.T) {
 	if n := count(); n < 2 || n > connections {
 		t.Errorf("%d connections of a burst", n)
 	}
-	within(t, 10*time.Second, func() {
-		for count() > 0 {
-			time.Sleep(time.Millisecond)
-		}
-	})
+	testkit.Until(t, "unused connections are closed", func() bool { return count() == 0 })
 	if err := set(other, "a", "x"); err != nil {
 		t.Error(err)
 	}

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestASocketOfAKilledOwnerIsReplaced(t *testing.T) {
@@ -52,12 +52,10 @@ func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 		if get(t, before, "a") != "1" || get(t, join(t, dir, d.driver), "a") != "1" || d.opened.Load() != 1 {
 			t.Error("an engine did not reach the first one")
 		}
-		for {
-			if _, err := os.Lstat(filepath.Join(dir, socketName)); err == nil {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		testkit.Until(t, "the socket is there again", func() bool {
+			_, err := os.Lstat(filepath.Join(dir, socketName))
+			return err == nil
+		})
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestQueuesThatShareATurnSealOneAfterTheOther(t *testing.T) {
@@ -29,9 +30,7 @@ func TestQueuesThatShareATurnSealOneAfterTheOther(t *testing.T) {
 			})
 		}
 	}
-	for done.Load() < each*3 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Until(t, "all are done", func() bool { return done.Load() >= each*3 })
 	if most.Load() != 1 {
 		t.Errorf("%d at once", most.Load())
 	}
