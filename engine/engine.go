@@ -199,7 +199,7 @@ type Range struct {
 	Limit      int
 }
 
-// Limits bounds one Apply. Every engine accepts at least MinLimits.
+// Limits bounds one Apply. Every engine accepts at least MinLimits, and every driver DriverLimits.
 type Limits struct {
 	KeyBytes   int // length of a key
 	ValueBytes int // length of a value
@@ -207,8 +207,11 @@ type Limits struct {
 	BatchOps   int // number of writes of a batch
 }
 
-// MinLimits is what every engine accepts at least.
+// MinLimits is what a store needs.
 var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
+
+// DriverLimits is what a driver accepts at least: MinLimits, and what package sealed adds when it encrypts.
+var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2560 << 10, BatchOps: 10_001}
 
 // PrefixRange returns the range of all keys that begin with p.
 func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }

@@ -347,7 +347,7 @@ func (e *Engine) failure() error {
 }
 
 // Limits implements engine.Engine.
-func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
+func (e *Engine) Limits() engine.Limits { return engine.DriverLimits }
 
 // Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has
 // opened it. If that does not end within a minute, or two seconds if the directory is not at its path any more, the

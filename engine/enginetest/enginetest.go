@@ -35,6 +35,8 @@ type Driver struct {
 	Durable bool
 	// Exclusive says that a second Open of the same directory fails with ErrLocked.
 	Exclusive bool
+	// Skip has the names of cases that the engine can't pass, and why.
+	Skip map[string]string
 }
 
 // A rig is the driver, the directory and the open engine of one case.
@@ -97,6 +99,9 @@ var errSkip = errors.New("does not apply to this driver")
 func Run(t *testing.T, d Driver) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
+			if why := d.Skip[c.name]; why != "" {
+				t.Skip(why)
+			}
 			dir := t.TempDir()
 			if err := d.run(c, dir); errors.Is(err, errSkip) {
 				t.Skip(err)

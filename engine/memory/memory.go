@@ -119,7 +119,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 }
 
 // Limits implements engine.Engine.
-func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
+func (e *Engine) Limits() engine.Limits { return engine.DriverLimits }
 
 // Close implements engine.Engine.
 func (e *Engine) Close() error {

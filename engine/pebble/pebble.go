@@ -353,7 +353,7 @@ type remover struct {
 type unrecycled struct{ pebble.ArchiveCleaner }
 
 // Limits implements engine.Engine.
-func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
+func (e *Engine) Limits() engine.Limits { return engine.DriverLimits }
 
 // logger passes the fixed part of Pebble's messages on. Pebble calls Fatalf where
 // it can't go on, sometimes with its locks held and never expecting a return.

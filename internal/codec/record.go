@@ -4,6 +4,7 @@
 package codec
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,12 +65,18 @@ func EncodeTail(key, out []byte, from int) []byte {
 	return binary.LittleEndian.AppendUint32(out, sum)
 }
 
+// Forged stands for a value that does not verify with the keys of an encrypted store. No record is like that.
+var Forged = []byte{0}
+
 // Decode checks a record of key and returns its body, which aliases value. Type,
 // version and checksum stand at the same place in every version of the format, so
 // Decode tells a record of another version (a damage.FormatError) from damage.
 func Decode(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
 		return nil, damage.ErrMissing
+	}
+	if bytes.Equal(value, Forged) {
+		return nil, fmt.Errorf("%w: it does not verify with the keys of the store", damage.ErrMalformed)
 	}
 	if len(value) < overhead {
 		return nil, fmt.Errorf("%w: %d bytes", damage.ErrMalformed, len(value))

@@ -1,0 +1,324 @@
+package sealed
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/tink-crypto/tink-go/v2/core/cryptofmt"
+	"github.com/tink-crypto/tink-go/v2/daead"
+	"github.com/tink-crypto/tink-go/v2/insecurecleartextkeyset"
+	tinkkeys "github.com/tink-crypto/tink-go/v2/keyset"
+	"github.com/tink-crypto/tink-go/v2/tink"
+
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// A Keyring is a file with a keyset for each namespace. The file is encrypted as a whole; a Wrapper has the key to it.
+// Whoever has both can read the namespaces, and without both nobody can: keep a copy of the file, apart from copies of
+// the store. A Keyring is safe for concurrent use, and so is the file, if it is on this machine.
+type Keyring struct {
+	path string
+	by   Wrapper
+
+	mu      sync.Mutex // guards the fields below
+	text    []byte     // of the file, as it was read last
+	content *content   // of text
+}
+
+// content is what the file of a keyring has encrypted.
+type content struct {
+	Namespaces map[string]entry `json:"namespaces"`
+}
+
+// An entry is the keyset of a namespace.
+type entry struct {
+	Names []byte `json:"names"` // the secret of the hashes that stand for texts
+	Keys  []byte `json:"keys"`  // a keyset of Tink, in its binary form
+}
+
+// ErrKeyring says that a file is no keyring, was changed, or can't be decrypted with this Wrapper.
+var ErrKeyring = errors.New("sealed: keyring can't be read")
+
+// CreateKeyring makes a file for keysets, which has none yet. It fails with an error that matches fs.ErrExist if there
+// is a file of the name.
+func CreateKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, error) {
+	k := &Keyring{path: path, by: by}
+	return k, k.change(ctx, func(c *content) (*content, error) {
+		if c != nil {
+			return nil, fmt.Errorf("sealed: keyring %s: %w", path, fs.ErrExist)
+		}
+		return &content{Namespaces: map[string]entry{}}, nil
+	})
+}
+
+// OpenKeyring reads the file of a keyring.
+func OpenKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, error) {
+	k := &Keyring{path: path, by: by}
+	_, err := k.read(ctx)
+	return k, err
+}
+
+// Namespaces returns the names of the namespaces that have a keyset, in order.
+func (k *Keyring) Namespaces(ctx context.Context) (names []string, err error) {
+	c, err := k.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name := range c.Namespaces {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Add makes a keyset for a namespace. It fails with an error that matches fs.ErrExist if there is one.
+func (k *Keyring) Add(ctx context.Context, namespace string) error {
+	return k.edit(ctx, func(c *content) error {
+		if _, ok := c.Namespaces[namespace]; ok {
+			return fmt.Errorf("sealed: a keyset of namespace %q: %w", namespace, fs.ErrExist)
+		}
+		h, err := tinkkeys.NewHandle(daead.AESSIVKeyTemplate())
+		if err != nil {
+			return err
+		}
+		e := entry{Names: make([]byte, codec.HashSize)}
+		_, _ = rand.Read(e.Names) // never fails
+		if e.Keys, err = bytesOf(h); err != nil {
+			return err
+		}
+		c.Namespaces[namespace] = e
+		return nil
+	})
+}
+
+// Rotate adds a new key to the keyset of a namespace, which Engine.Reseal encrypts the store with. Where processes on
+// several machines have the store open, give all of them the new file before that.
+func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
+	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, _ *tinkkeys.Handle) error {
+		id, err := m.Add(daead.AESSIVKeyTemplate())
+		if err == nil {
+			err = m.SetPrimary(id)
+		}
+		return err
+	})
+}
+
+// Forget removes all keys of a namespace but the newest one. Engine.Reseal must have ended: a store that is still encrypted
+// with another key can't be opened any more, and neither can older copies of it.
+func (k *Keyring) Forget(ctx context.Context, namespace string) error {
+	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, h *tinkkeys.Handle) error {
+		info := h.KeysetInfo()
+		for _, key := range info.GetKeyInfo() {
+			if key.GetKeyId() != info.GetPrimaryKeyId() {
+				if err := m.Delete(key.GetKeyId()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// manage changes the keyset of a namespace.
+func (k *Keyring) manage(ctx context.Context, namespace string, f func(*tinkkeys.Manager, *tinkkeys.Handle) error) error {
+	return k.edit(ctx, func(c *content) error {
+		e, ok := c.Namespaces[namespace]
+		if !ok {
+			return k.noKey(namespace)
+		}
+		h, err := e.handle()
+		if err != nil {
+			return err
+		}
+		m := tinkkeys.NewManagerFromHandle(h)
+		if err := f(m, h); err != nil {
+			return err
+		}
+		if h, err = m.Handle(); err != nil {
+			return err
+		}
+		e.Keys, err = bytesOf(h)
+		c.Namespaces[namespace] = e
+		return err
+	})
+}
+
+// Destroy removes the keyset of a namespace. What is encrypted with it can't be read any more, wherever it is, except
+// by who has another copy of the file. The blocks of the file that had the keyset before may still be on its disk,
+// encrypted with the Wrapper's key.
+func (k *Keyring) Destroy(ctx context.Context, namespace string) error {
+	return k.edit(ctx, func(c *content) error {
+		if _, ok := c.Namespaces[namespace]; !ok {
+			return k.noKey(namespace)
+		}
+		delete(c.Namespaces, namespace)
+		return nil
+	})
+}
+
+func (k *Keyring) noKey(namespace string) error {
+	return fmt.Errorf("%w: the keyring %s has no keyset of namespace %q", ErrKey, k.path, namespace)
+}
+
+// read returns what the file has now.
+func (k *Keyring) read(ctx context.Context) (*content, error) {
+	text, err := os.ReadFile(k.path)
+	if err != nil {
+		return nil, fmt.Errorf("sealed: keyring: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.content == nil || !bytes.Equal(text, k.text) {
+		c, err := decodeFile(ctx, text, k.by)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrKeyring, k.path, err)
+		}
+		k.text, k.content = text, c
+	}
+	return k.content, nil
+}
+
+// change writes the file anew with what f makes of its content, or of nil if there is no file. One process at a time
+// does.
+func (k *Keyring) change(ctx context.Context, f func(*content) (*content, error)) error {
+	lock := flock.New(k.path+".lock", flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
+		return fmt.Errorf("sealed: keyring: %w", err)
+	}
+	defer lock.Close()
+	c, err := k.read(ctx)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		c = nil
+	case err != nil:
+		return err
+	default:
+		c = &content{maps.Clone(c.Namespaces)}
+	}
+	if c, err = f(c); err != nil {
+		return err
+	}
+	text, err := encodeFile(ctx, c, k.by)
+	if err != nil {
+		return err
+	}
+	return replace(k.path, text)
+}
+
+// edit is change for a file that is there.
+func (k *Keyring) edit(ctx context.Context, f func(*content) error) error {
+	return k.change(ctx, func(c *content) (*content, error) {
+		if c == nil {
+			return nil, fmt.Errorf("sealed: keyring %s: %w", k.path, fs.ErrNotExist)
+		}
+		return c, f(c)
+	})
+}
+
+// replace replaces a file, or makes it.
+func replace(path string, text []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new") // for this user alone
+	if err != nil {
+		return fmt.Errorf("sealed: keyring: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sealed: keyring: %w", errors.Join(err, os.Remove(f.Name())))
+		}
+	}()
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return localdir.Sync(filepath.Dir(path))
+}
+
+func bytesOf(h *tinkkeys.Handle) ([]byte, error) {
+	var b bytes.Buffer
+	err := insecurecleartextkeyset.Write(h, tinkkeys.NewBinaryWriter(&b)) // The file that has them is encrypted as a whole.
+	return b.Bytes(), err
+}
+
+func (e *entry) handle() (*tinkkeys.Handle, error) {
+	return insecurecleartextkeyset.Read(tinkkeys.NewBinaryReader(bytes.NewReader(e.Keys)))
+}
+
+// A keyset has the keys of a namespace.
+type keyset struct {
+	names     codec.Keyed
+	handle    *tinkkeys.Handle
+	primary   uint32 // the newest key
+	ids       []uint32
+	primitive tink.DeterministicAEAD // decrypts with all of them
+}
+
+// keyset returns the keys of a namespace, as the file has them now.
+func (k *Keyring) keyset(ctx context.Context, namespace string) (*keyset, error) {
+	c, err := k.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e, ok := c.Namespaces[namespace]
+	if !ok {
+		return nil, k.noKey(namespace)
+	}
+	h, err := e.handle()
+	if err != nil || len(e.Names) != codec.HashSize {
+		return nil, fmt.Errorf("%w: %s: keyset of namespace %q: %w", ErrKeyring, k.path, namespace, errors.Join(err, fmt.Errorf("a secret of %d bytes", len(e.Names))))
+	}
+	info := h.KeysetInfo()
+	s := &keyset{names: codec.NewKeyed([codec.HashSize]byte(e.Names)), handle: h, primary: info.GetPrimaryKeyId()}
+	for _, key := range info.GetKeyInfo() {
+		s.ids = append(s.ids, key.GetKeyId())
+	}
+	s.primitive, err = daead.New(h)
+	return s, err
+}
+
+// keySize is the length of what says which key a value is encrypted with: Tink's prefix.
+const keySize = cryptofmt.TinkPrefixSize
+
+// keyOf returns the key that a value is encrypted with.
+func keyOf(value []byte) (id uint32, ok bool) {
+	if len(value) < keySize || value[0] != cryptofmt.TinkStartByte {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(value[1:]), true
+}
+
+func (s *keyset) has(id uint32) bool { return slices.Contains(s.ids, id) }
+
+// knows reports whether a value is encrypted with one of the keys, or with none.
+func (s *keyset) knows(value []byte) bool {
+	id, ok := keyOf(value)
+	return !ok || s.has(id)
+}
+
+// sealing returns what encrypts with a key.
+func (s *keyset) sealing(id uint32) (tink.DeterministicAEAD, error) {
+	m := tinkkeys.NewManagerFromHandle(s.handle)
+	if err := m.SetPrimary(id); err != nil {
+		return nil, err
+	}
+	h, err := m.Handle()
+	if err != nil {
+		return nil, err
+	}
+	return daead.New(h)
+}
