@@ -25,6 +25,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
@@ -66,10 +67,14 @@ func BenchmarkCommit64(b *testing.B) {
 		},
 		"memory": func(*testing.B, string) (engine.Engine, error) { return memory.New(), nil },
 	}
-	for _, name := range []string{"pebble", "pebble-process", "badger", "postgres", "memory"} {
+	for _, name := range []string{"pebble", "sealed/pebble", "pebble-process", "sealed/pebble-process", "badger", "postgres", "sealed/postgres", "memory", "sealed/memory"} {
 		b.Run(name, func(b *testing.B) {
 			round := 0
-			e, err := engines[name](b, b.TempDir()+"/store")
+			base, encrypted := strings.CutPrefix(name, "sealed/")
+			e, err := engines[base](b, b.TempDir()+"/store")
+			if err == nil && encrypted {
+				e, err = encrypt(b, e)
+			}
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -124,6 +129,18 @@ func BenchmarkCommit64(b *testing.B) {
 		}
 		report(b)
 	})
+}
+
+// encrypt returns an engine that encrypts what it keeps in another one.
+func encrypt(b *testing.B, e engine.Engine) (engine.Engine, error) {
+	ring, err := sealed.CreateKeyring(ctx, b.TempDir()+"/keys", sealed.Key([32]byte{1}))
+	if err == nil {
+		err = ring.Add(ctx, "")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sealed.Open(ctx, e, ring, "")
 }
 
 func report(b *testing.B) {

@@ -82,8 +82,8 @@ func (e *Engine) commit(g *group, p *promise) {
 	}
 }
 
-// check returns an error if c is not to be committed. pending has the writes of the commits
-// before it in its group.
+// check returns an error if c is not to be committed. pending has the values that the commits before it in its group
+// have read and written.
 func (e *Engine) check(c *commit, pending writes) error {
 	if err := e.failure(); err != nil {
 		return err
@@ -98,6 +98,9 @@ func (e *Engine) check(c *commit, pending writes) error {
 			if v, err = get(e.db, guard.Key); err != nil {
 				return mapped(err)
 			}
+			if pending != nil {
+				pending[string(guard.Key)] = v // Others of the group may guard it, too.
+			}
 		}
 		if (v == nil) != (guard.Value == nil) || !bytes.Equal(v, guard.Value) {
 			return &engine.ConflictError{Key: bytes.Clone(guard.Key)}
@@ -106,7 +109,7 @@ func (e *Engine) check(c *commit, pending writes) error {
 	return nil
 }
 
-// writes are the values that a group has set so far, or nil for keys that it has deleted.
+// writes are the values of those keys that a group has read or written so far; nil if there is none.
 type writes map[string][]byte
 
 // add adds the writes of c to the group, and to pending, which is nil if c is alone.

@@ -104,7 +104,7 @@ func (k *Keyring) Add(ctx context.Context, namespace string) error {
 	})
 }
 
-// Rotate adds a new key to the keyset of a namespace, which Engine.Reseal encrypts the store with. Where processes on
+// Rotate adds a new key to the keyset of a namespace, which Engine.Reencrypt encrypts the store with. Where processes on
 // several machines have the store open, give all of them the new file before that.
 func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
 	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, _ *tinkkeys.Handle) error {
@@ -116,7 +116,7 @@ func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
 	})
 }
 
-// Forget removes all keys of a namespace but the newest one. Engine.Reseal must have ended: a store that is still encrypted
+// Forget removes all keys of a namespace but the newest one. Engine.Reencrypt must have ended: a store that is still encrypted
 // with another key can't be opened any more, and neither can older copies of it.
 func (k *Keyring) Forget(ctx context.Context, namespace string) error {
 	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, h *tinkkeys.Handle) error {

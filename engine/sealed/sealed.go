@@ -19,7 +19,7 @@
 //
 // # Keys
 //
-// A Keyring is a file with a keyset for each namespace. Keyring.Rotate adds a key to a namespace, and Engine.Reseal
+// A Keyring is a file with a keyset for each namespace. Keyring.Rotate adds a key to a namespace, and Engine.Reencrypt
 // encrypts all anew with it. Keyring.Destroy removes the keyset: nobody can read the namespace then, nor any copy of it
 // that has no other copy of the file.
 package sealed
@@ -30,6 +30,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"iter"
 	"slices"
 	"sync/atomic"
@@ -46,8 +47,8 @@ var (
 	// ErrKey says that the keyring has no keyset of the namespace, or that its keyset lacks a key that the store is
 	// encrypted with.
 	ErrKey = errors.New("sealed: no key")
-	// ErrNotSealed says that the namespace has a store that is not encrypted.
-	ErrNotSealed = errors.New("sealed: store is not encrypted")
+	// ErrNotEncrypted says that the namespace has a store that is not encrypted.
+	ErrNotEncrypted = errors.New("sealed: store is not encrypted")
 )
 
 // An Engine encrypts what it passes to another engine. It has the keys of one namespace and refuses others.
@@ -67,11 +68,12 @@ type state struct {
 	writes uint32                 // the key that is used
 	seal   tink.DeterministicAEAD // with the key that is used
 	others bool                   // values may be encrypted with other keys, too
+	recent recent                 // with seal
 }
 
 // Open returns an engine for the store of a namespace on e, which package turnstone can open. The keyring must have a
 // keyset of the namespace, or the error is ErrKey. If e has a store of the namespace that is not encrypted, the error is
-// ErrNotSealed: turnstone.Copy makes an encrypted copy of it. Closing the Engine closes e.
+// ErrNotEncrypted: turnstone.Copy makes an encrypted copy of it. Closing the Engine closes e.
 func Open(ctx context.Context, e engine.Engine, ring *Keyring, namespace string) (*Engine, error) {
 	if e == nil || ring == nil {
 		return nil, fmt.Errorf("%w: the engine or the keyring is nil", engine.ErrInvalid)
@@ -79,7 +81,7 @@ func Open(ctx context.Context, e engine.Engine, ring *Keyring, namespace string)
 	if l, m := e.Limits(), engine.DriverLimits; l.KeyBytes < m.KeyBytes || l.ValueBytes < m.ValueBytes || l.BatchBytes < m.BatchBytes || l.BatchOps < m.BatchOps {
 		return nil, fmt.Errorf("%w: the engine takes %+v, and is to take %+v", engine.ErrInvalid, l, m)
 	}
-	s := &Engine{base: e, ring: ring, name: namespace, prefix: keys.Prefix(namespace), note: keys.SealKey(namespace)}
+	s := &Engine{base: e, ring: ring, name: namespace, prefix: keys.Prefix(namespace), note: keys.EncryptionKey(namespace)}
 	if _, err := s.look(ctx); err != nil {
 		return nil, err
 	}
@@ -99,7 +101,7 @@ func (e *Engine) look(ctx context.Context) (*state, error) {
 	st := &state{set: set, note: vs[0]}
 	st.writes = set.primary
 	if st.note == nil && (vs[1] != nil || vs[2] != nil) {
-		return nil, fmt.Errorf("%w: namespace %q", ErrNotSealed, e.name)
+		return nil, fmt.Errorf("%w: namespace %q", ErrNotEncrypted, e.name)
 	}
 	if st.note != nil {
 		ids, err := decodeNote(e.note, st.note)
@@ -128,11 +130,11 @@ func encodeNote(key []byte, ids ...uint32) []byte {
 	for _, id := range ids {
 		body = binary.BigEndian.AppendUint32(body, id)
 	}
-	return codec.Encode(key, keys.Seal, body)
+	return codec.Encode(key, keys.Encryption, body)
 }
 
 func decodeNote(key, value []byte) (ids []uint32, err error) {
-	body, err := codec.Decode(key, value, keys.Seal)
+	body, err := codec.Decode(key, value, keys.Encryption)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +283,7 @@ func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batc
 		p := engine.Pair{Key: st.set.hide(g.Key), Value: stored[i]}
 		if g.Value != nil && p.Value == nil {
 			var err error
-			if p.Value, err = st.encrypt(g.Key, p.Key, g.Value); err != nil {
+			if p.Value, err = st.recent.encrypt(p.Key, g.Value, func() ([]byte, error) { return st.encrypt(g.Key, p.Key, g.Value) }); err != nil {
 				return nil, err
 			}
 		}
@@ -298,7 +300,9 @@ func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batc
 		if err != nil {
 			return nil, err
 		}
-		out.Set(k, v)
+		if out.Set(k, v); slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, p.Key) }) {
+			st.recent.keep(k, p.Value, v)
+		}
 	}
 	for _, k := range b.Deletes {
 		out.Delete(st.set.hide(k))
@@ -335,11 +339,11 @@ func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte)
 	return nil
 }
 
-// Reseal encrypts what is still encrypted with other keys than the newest of the namespace in the keyring, beside other
-// calls of this and other processes. These read the keyring again when they meet the newest key. If Reseal is interrupted,
+// Reencrypt encrypts what is still encrypted with other keys than the newest of the namespace in the keyring, beside other
+// calls of this and other processes. These read the keyring again when they meet the newest key. If Reencrypt is interrupted,
 // the next call goes on. Afterwards Keyring.Forget may remove the older keys. It returns how many values it has
 // encrypted.
-func (e *Engine) Reseal(ctx context.Context) (values int, err error) {
+func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 	ctx = engine.ForMaintenance(ctx)
 	for {
 		st, err := e.look(ctx)
@@ -355,7 +359,7 @@ func (e *Engine) Reseal(ctx context.Context) (values int, err error) {
 			return values, nil
 		}
 		if ids[0] == newest {
-			n, err := e.reseal(ctx, st)
+			n, err := e.reencrypt(ctx, st)
 			if values += n; err != nil {
 				return values, err
 			}
@@ -371,11 +375,11 @@ func (e *Engine) Reseal(ctx context.Context) (values int, err error) {
 	}
 }
 
-// resealBytes bounds what Reseal writes at once.
-const resealBytes = 256 << 10
+// reencryptBytes bounds what Reencrypt writes at once.
+const reencryptBytes = 256 << 10
 
-// reseal encrypts with the key that is used what is encrypted with another one.
-func (e *Engine) reseal(ctx context.Context, st *state) (values int, err error) {
+// reencrypt encrypts with the key that is used what is encrypted with another one.
+func (e *Engine) reencrypt(ctx context.Context, st *state) (values int, err error) {
 	var b engine.Batch
 	apply := func() error {
 		_, err := engine.ApplyUntilKnown(ctx, e.base, &b)
@@ -409,7 +413,7 @@ func (e *Engine) reseal(ctx context.Context, st *state) (values int, err error) 
 		if err != nil {
 			return values, err
 		}
-		if len(b.Sets) > 0 && b.Bytes()+len(p.Key)+len(v) > resealBytes {
+		if len(b.Sets) > 0 && b.Bytes()+len(p.Key)+len(v) > reencryptBytes {
 			if err := apply(); err != nil {
 				return values, err
 			}
@@ -450,4 +454,32 @@ func (e *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 	}
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// recent has values that were encrypted, because a batch often guards what the one before has set: the head of a session.
+// Encryption is a function, so it does not matter whether the value is the one that is stored.
+type recent [1024]atomic.Pointer[encrypted]
+
+type encrypted struct{ hidden, value, sealed []byte }
+
+var recentSeed = maphash.MakeSeed()
+
+func (r *recent) place(hidden []byte) *atomic.Pointer[encrypted] {
+	return &r[maphash.Bytes(recentSeed, hidden)%uint64(len(r))]
+}
+
+// keep remembers a value, if it is small.
+func (r *recent) keep(hidden, value, sealed []byte) {
+	const most = 1 << 10
+	if len(value) <= most {
+		r.place(hidden).Store(&encrypted{hidden, bytes.Clone(value), sealed})
+	}
+}
+
+// encrypt returns what stands for a value, and calls f if that is not remembered.
+func (r *recent) encrypt(hidden, value []byte, f func() ([]byte, error)) ([]byte, error) {
+	if p := r.place(hidden).Load(); p != nil && bytes.Equal(p.hidden, hidden) && bytes.Equal(p.value, value) {
+		return p.sealed, nil
+	}
+	return f()
 }

@@ -1,7 +1,7 @@
 // Package keys is the one table of the keys that reach the engine. A key is the 4-byte namespace prefix, a letter,
 // and fields of fixed width, but for Record and Listing, which have the caller's text, because they are listed in its
 // order. Other text occurs only as a hash under the store's secret, and incarnations are random. So only the keys
-// without fields (Store, Copying, Seal, Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. See docs/format.md.
+// without fields (Store, Copying, Encryption, Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. See docs/format.md.
 package keys
 
 import (
@@ -42,7 +42,7 @@ const (
 	Candidate   = 'G' // H(blob id): may be garbage
 	Detached    = 'D' // incarnation, H(blob id): vacuum removed a reference
 	Stale       = 'V' // incarnation: a collection has found work for vacuum
-	Seal        = 'k' // which keys an encrypted store is encrypted with
+	Encryption  = 'k' // which keys an encrypted store is encrypted with
 	Loose       = 'K' // H(blob id): vacuum may compress it further
 	Copying     = 'C' // the last copy into the store
 	Scrub       = 'S' // how far the scrubbing has come
@@ -77,7 +77,7 @@ const MaxText = 512
 
 // widths are the lengths of the fields after each letter, without text.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, Scrub: 0, Seal: 0, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
+	Store: 0, Copying: 0, Scrub: 0, Encryption: 0, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 	Erased: 80, Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
@@ -109,11 +109,11 @@ func ScrubKey(name string) []byte {
 	return append(p[:], Scrub)
 }
 
-// SealKey returns the key of the note by which an encrypted store is known. Package sealed alone reads it: the key is
+// EncryptionKey returns the key of the note by which an encrypted store is known. Package sealed alone reads it: the key is
 // not among those that its engine has.
-func SealKey(name string) []byte {
+func EncryptionKey(name string) []byte {
 	p := prefix(name)
-	return append(p[:], Seal)
+	return append(p[:], Encryption)
 }
 
 // CycleKey returns what Space.Cycle returns, for the namespace called name.

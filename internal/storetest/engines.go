@@ -2,10 +2,12 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -36,6 +38,28 @@ func init() {
 		Engines[name] = func(t *testing.T) func() (engine.Engine, error) {
 			u := url(t)
 			return func() (engine.Engine, error) { return open.Open(context.Background(), u, exclusive) }
+		}
+	}
+	Engines["sealed"] = func(t *testing.T) func() (engine.Engine, error) {
+		ctx := context.Background()
+		dir := t.TempDir()
+		ring, err := sealed.CreateKeyring(ctx, dir+"/keys", sealed.Key([32]byte{1}))
+		if err == nil {
+			err = ring.Add(ctx, "")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() (engine.Engine, error) {
+			e, err := open.Open(ctx, open.Schemes()[0]+":"+dir+"/store", exclusive)
+			if err != nil {
+				return nil, err
+			}
+			s, err := sealed.Open(ctx, e, ring, "")
+			if err != nil {
+				return nil, errors.Join(err, e.Close())
+			}
+			return s, nil
 		}
 	}
 }
