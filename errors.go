@@ -68,6 +68,8 @@ var (
 	ErrDiverged = errors.New("turnstone: session has diverged")
 	// ErrOtherStore: the target of a copy holds another store.
 	ErrOtherStore = verify.ErrOtherStore
+	// ErrEncrypted: the store is encrypted, and was opened without its keys. See package engine/sealed.
+	ErrEncrypted = session.ErrEncrypted
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.
 	ErrUnfinishedCopy = session.ErrUnfinishedCopy
 	// ErrOutcomeUnknown: the call may or may not have taken effect, whatever else the error matches. If the error
@@ -226,6 +228,7 @@ var errorKinds = []ErrorKind{
 	{"invalid-bundle", 422, "Invalid", ErrBundle, nil},
 	{"superseded", 409, "", gc.ErrSuperseded, nil},
 	{"unfinished-copy", 503, "Unavailable", ErrUnfinishedCopy, nil},
+	{"encrypted", 503, "", ErrEncrypted, nil},
 	{"format", 500, "", damage.ErrFormat, engine.ErrNewer},
 	{"damaged", 500, "Damaged", damage.ErrDamaged, nil},
 	{"missing", 500, "Damaged", damage.ErrMissing, nil},

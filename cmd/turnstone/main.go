@@ -24,6 +24,7 @@ import (
 	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
@@ -133,6 +134,8 @@ type app struct {
 	onlyRead bool              // open the store for reading only
 	minFree  byteSize          // free disk space below which new data is refused; 0 means the engine's default
 	options  turnstone.Options // options to open the store with
+	keyFile  string            // the keyring of an encrypted store, or ""
+	openRing *sealed.Keyring   // of keyFile, once it is open
 }
 
 // command returns the command turnstone with all its commands.
@@ -165,6 +168,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
+	flags.StringVar(&a.keyFile, "keys", os.Getenv(keysVariable), "the keyring of an encrypted store (see `turnstone keys`); or set "+keysVariable)
 	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 64MiB (128MiB on Badger)")
 	flags.Var(memoryFlag{&a.options.Memory}, "memory", "what to keep in memory for speed, at least 32MiB; default 64MiB")
@@ -183,7 +187,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
 		{"Keep", []*cobra.Command{a.backup(), a.restore(), a.recover()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.keys(), a.reencrypt(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
@@ -319,7 +323,11 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 	defer func() { err = closeEngine(e, err) }()
 	o := a.options
 	o.MustExist = mustExist
-	st, err := turnstone.Open(ctx, e, &o)
+	in, err := a.decrypted(ctx, e, o.Namespace)
+	if err != nil {
+		return err
+	}
+	st, err := turnstone.Open(ctx, in, &o)
 	if errors.Is(err, turnstone.ErrStoreNotFound) {
 		return missing
 	}

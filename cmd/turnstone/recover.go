@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/push"
 	"github.com/turnstonedb/turnstone/recovery"
@@ -54,6 +56,9 @@ func (a *app) recover() *cobra.Command {
 			if err := anything(cmd.Context(), from, o.Namespace); err != nil {
 				return err
 			}
+			if from, err = a.decryptedRemains(cmd.Context(), from, o.Namespace); err != nil {
+				return err
+			}
 			return to.peer(cmd.Context(), false, func(st push.Peer) error {
 				r, err := recovery.Run(cmd.Context(), from, st, o)
 				if p.asLines {
@@ -80,6 +85,26 @@ func (a *app) recover() *cobra.Command {
 	p.other(c)
 	c.Flags().Lookup("namespace").Usage = "the namespace, of both stores"
 	return c
+}
+
+// decryptedRemains returns what decrypts a namespace of a damaged database, or from if there is no keyring.
+func (a *app) decryptedRemains(ctx context.Context, from open.Remaining, namespace string) (open.Remaining, error) {
+	ring, err := a.ring(ctx)
+	if ring == nil || err != nil {
+		return from, err
+	}
+	s, err := sealed.Scanner(ctx, from, ring, namespace)
+	return &remainsBelow{from, s}, err
+}
+
+// remainsBelow is a damaged database whose records are decrypted.
+type remainsBelow struct {
+	open.Remaining
+	scanner engine.Scanner
+}
+
+func (r *remainsBelow) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair, error] {
+	return r.scanner.Scan(ctx, of)
 }
 
 // anything fails if a database yields no record of a namespace: then no other store is made. It does not look at

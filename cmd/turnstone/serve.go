@@ -144,7 +144,11 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		return a.namespace(ctx, e, namespace, mustExist, s)
 	}
-	first, err := turnstone.Open(ctx, e, &turnstone.Options{Memory: a.options.Memory, MustExist: s.mustExist}) // A store that can't be served is refused now.
+	in, err := a.decrypted(ctx, e, "")
+	if err != nil {
+		return err
+	}
+	first, err := turnstone.Open(ctx, in, &turnstone.Options{Memory: a.options.Memory, MustExist: s.mustExist}) // A store that can't be served is refused now.
 	if err != nil {
 		return err
 	}
@@ -205,7 +209,11 @@ func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustE
 	o := a.options
 	o.Namespace, o.MustExist = name, mustExist
 	o.Logger = slog.New(slog.NewTextHandler(s.log, nil)).With("namespace", name)
-	st, err := turnstone.Open(ctx, e, &o)
+	in, err := a.decrypted(ctx, e, name)
+	if err != nil {
+		return nil, err
+	}
+	st, err := turnstone.Open(ctx, in, &o)
 	if err != nil || s.maintain == 0 {
 		return st, err
 	}

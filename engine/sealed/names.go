@@ -105,6 +105,26 @@ func (s *keyset) open(hidden, value []byte) engine.Pair {
 	return engine.Pair{Key: key, Value: b[k+int(size):]}
 }
 
+// Scanner returns what decrypts the store of a namespace in a damaged database, of which nothing but Scan is asked: see
+// package recovery. Where one record of a session can't be read, none of its records may come.
+func Scanner(ctx context.Context, from engine.Scanner, ring *Keyring, namespace string) (engine.Scanner, error) {
+	set, err := ring.keyset(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	return &remains{scanning{from, func([]byte) (*keyset, error) { return set, nil }, keys.EncryptionKey(namespace)}, keys.Prefix(namespace)}, nil
+}
+
+type remains struct {
+	scanning
+	prefix []byte
+}
+
+// Scan implements engine.Scanner.
+func (r *remains) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair, error] {
+	return r.scan(ctx, clip(of, r.prefix))
+}
+
 // A scanning decrypts what it scans.
 type scanning struct {
 	from  engine.Scanner
@@ -206,7 +226,7 @@ func (s *scanning) texts(ctx context.Context, r engine.Range) iter.Seq2[engine.P
 			}
 			all = append(all, found{p.Key, hidden, p.Value})
 		}
-		slices.SortFunc(all, func(a, b found) int { return bytes.Compare(a.key, b.key) })
+		slices.SortStableFunc(all, func(a, b found) int { return bytes.Compare(a.key, b.key) })
 		for _, f := range all {
 			p := engine.Pair{Key: f.key, Value: f.value}
 			if f.value == nil {

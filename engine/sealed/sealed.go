@@ -160,7 +160,7 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	st := e.state.Load()
 	hidden := make([][]byte, len(ks))
 	for i, k := range ks {
-		if hidden[i] = k; bytes.Equal(k, engine.UnfinishedKey) { // It is of the database, not of a store.
+		if hidden[i] = k; bytes.Equal(k, engine.UnfinishedKey) || bytes.Equal(k, e.note) {
 			continue
 		}
 		if err := e.check(k); err != nil {
@@ -173,7 +173,11 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		return nil, err
 	}
 	for i, v := range vs {
-		if v == nil || bytes.Equal(ks[i], engine.UnfinishedKey) {
+		if v == nil || bytes.Equal(ks[i], engine.UnfinishedKey) { // which is of the database, not of a store
+			continue
+		}
+		if bytes.Equal(ks[i], e.note) {
+			vs[i] = nil
 			continue
 		}
 		for !st.set.knows(v) {
@@ -206,12 +210,12 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			}
 		}
 	}}
-	return s.scan(ctx, e.clip(r))
+	return s.scan(ctx, clip(r, e.prefix))
 }
 
-// clip returns the part of a range that is of the namespace.
-func (e *Engine) clip(r engine.Range) engine.Range {
-	of := engine.PrefixRange(e.prefix)
+// clip returns the part of a range whose keys begin with a prefix.
+func clip(r engine.Range, prefix []byte) engine.Range {
+	of := engine.PrefixRange(prefix)
 	if bytes.Compare(r.Start, of.Start) < 0 {
 		r.Start = of.Start
 	}

@@ -146,7 +146,7 @@ func decodeFile(ctx context.Context, text []byte, by Wrapper) (*content, error) 
 	}
 	key, err := by.Unwrap(ctx, f.Wrapped)
 	if err != nil {
-		return nil, fmt.Errorf("the key to it: %w", err)
+		return nil, fmt.Errorf("the passphrase or the secret is another one, or the file was changed: %w", err)
 	}
 	if text, err = decrypt(key, f.Sealed, []byte(format)); err != nil {
 		return nil, err

@@ -29,6 +29,8 @@ var (
 	// ErrUnfinishedCopy says that a copy into the namespace is not finished: it goes on,
 	// or it was interrupted.
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
+	// ErrEncrypted says that the namespace has an encrypted store, and the engine does not decrypt it.
+	ErrEncrypted = errors.New("turnstone: the store is encrypted: open it with its keys")
 )
 
 // A Namespace says what to open.
@@ -48,12 +50,15 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 	name := r.Name
 	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)
 	err = history.Settle(ctx, e, func(c *history.Change) error {
-		vs, empty, err := look(ctx, e, name, key, noteKey, cycleKey, engine.UnfinishedKey)
+		vs, empty, err := look(ctx, e, name, key, noteKey, cycleKey, engine.UnfinishedKey, keys.EncryptionKey(name))
 		if err != nil {
 			return err
 		}
 		if vs[3] != nil {
 			return fmt.Errorf("%w: a store is being moved to this engine, or was when that failed", ErrUnfinishedCopy)
+		}
+		if vs[4] != nil {
+			return fmt.Errorf("%w (namespace %q)", ErrEncrypted, name)
 		}
 		if vs[0] != nil {
 			if rec, err = decodeStore(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {

@@ -1,0 +1,526 @@
+package sealed_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/sealed"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testkit"
+)
+
+// kept is an engine that stays open when it is closed.
+type kept struct{ engine.Engine }
+
+func (kept) Close() error { return nil }
+
+// open opens a namespace of an engine with a keyring of its own, as another process does.
+func open(t testing.TB, base engine.Engine, path, namespace string) (*sealed.Engine, *sealed.Keyring) {
+	t.Helper()
+	k, err := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := sealed.Open(ctx, kept{base}, k, namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, k
+}
+
+// newRing makes a keyring and returns its path.
+func newRing(t testing.TB, namespaces ...string) (path string, k *sealed.Keyring) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "keys")
+	k, err := sealed.CreateKeyring(ctx, path, sealed.Key([32]byte{1}))
+	for _, name := range namespaces {
+		err = errors.Join(err, k.Add(ctx, name))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path, k
+}
+
+func set(e engine.Engine, key, value []byte) error {
+	var b engine.Batch
+	b.Set(key, value)
+	return e.Apply(ctx, &b)
+}
+
+func get(t testing.TB, e engine.Engine, key []byte) string {
+	t.Helper()
+	vs, err := e.Get(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(vs[0])
+}
+
+// usedKeys returns how many values are encrypted with each key.
+func usedKeys(t testing.TB, base engine.Engine, namespace string) map[uint32]int {
+	t.Helper()
+	used := map[uint32]int{}
+	for p, err := range base.Scan(ctx, engine.PrefixRange(keys.Prefix(namespace))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p.Key, keys.EncryptionKey(namespace)) {
+			used[binary.BigEndian.Uint32(p.Value[1:])]++
+		}
+	}
+	return used
+}
+
+// counters are guarded increments of several engines, as commits are.
+type counters struct {
+	t       testing.TB
+	space   *keys.Space
+	n       int
+	mu      sync.Mutex
+	added   map[int]int
+	stopped chan struct{}
+	workers sync.WaitGroup
+}
+
+func (c *counters) key(i int) []byte {
+	if i%2 == 0 {
+		return c.space.Record(keys.Incarnation{byte(i % 3)}, fmt.Sprint("counter/", i))
+	}
+	return c.space.Head(keys.Hash{byte(i)})
+}
+
+// run increments until c stops.
+func (c *counters) run(e engine.Engine, seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	for {
+		select {
+		case <-c.stopped:
+			return
+		default:
+		}
+		i := rnd.IntN(c.n)
+		vs, err := e.Get(ctx, c.key(i))
+		if err != nil {
+			c.t.Error(err)
+			return
+		}
+		n := 0
+		if vs[0] != nil {
+			fmt.Sscan(string(vs[0]), &n)
+		}
+		var b engine.Batch
+		b.Guard(c.key(i), vs[0])
+		b.Set(c.key(i), fmt.Append(nil, n+1))
+		switch err := e.Apply(ctx, &b); {
+		case err == nil:
+			c.mu.Lock()
+			c.added[i]++
+			c.mu.Unlock()
+		case !errors.Is(err, engine.ErrConflict):
+			c.t.Error(err)
+			return
+		}
+	}
+}
+
+// Keys are rotated, and older ones removed, while two processes write. Nothing is lost, and nothing is encrypted with
+// an older key at the end.
+func TestES4_KeysAreRotatedWhileOthersWrite(t *testing.T) {
+	path, ring := newRing(t, "n")
+	base := memory.New()
+	c := &counters{t: t, space: keys.New("n", [32]byte{1}), n: 40, added: map[int]int{}, stopped: make(chan struct{})}
+	for seed := range uint64(4) {
+		e, _ := open(t, base, path, "n")
+		c.workers.Go(func() { c.run(e, seed) })
+	}
+	rnd := rand.New(rand.NewPCG(1, 1))
+	e, _ := open(t, base, path, "n")
+	for i := range 400 { // so that there is more than a batch
+		if err := set(e, c.space.About(keys.Hash{byte(i), byte(i >> 8)}), bytes.Repeat([]byte("x"), 3000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range testkit.Pick(40, 12, 5) {
+		if err := ring.Rotate(ctx, "n"); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			limited, cancel := context.WithCancel(ctx)
+			interrupted := &enginetest.Faulty{Engine: kept{base}, Plan: func(c enginetest.Call) (f enginetest.Fault) {
+				if rnd.IntN(6) == 0 {
+					cancel()
+				}
+				if c.Op == "Apply" && rnd.IntN(5) == 0 {
+					f = enginetest.Fault{Err: engine.ErrUnknown, Applied: rnd.IntN(2) == 0}
+				}
+				return f
+			}}
+			k, err := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e, err = sealed.Open(ctx, interrupted, k, "n"); err == nil {
+				_, err = e.Reencrypt(limited)
+			}
+			cancel()
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, engine.ErrUnknown) {
+				t.Fatal(err)
+			}
+		}
+		if err := ring.Forget(ctx, "n"); err != nil {
+			t.Fatal(err)
+		}
+		if used := usedKeys(t, base, "n"); len(used) != 1 {
+			t.Fatalf("values are encrypted with several keys: %v", used)
+		}
+	}
+	close(c.stopped)
+	c.workers.Wait()
+	e, _ = open(t, base, path, "n")
+	for i, n := range c.added {
+		if got := get(t, e, c.key(i)); got != fmt.Sprint(n) {
+			t.Errorf("counter %d is %s, %d were acknowledged", i, got, n)
+		}
+	}
+	if len(c.added) < 20 {
+		t.Errorf("only %d counters were written to", len(c.added))
+	}
+}
+
+// A guard holds or fails for what was written, whatever key it is encrypted with.
+func TestES4_GuardsCompareWhatWasWritten(t *testing.T) {
+	path, ring := newRing(t, "")
+	base := memory.New()
+	e, _ := open(t, base, path, "")
+	space := keys.New("", [32]byte{})
+	a, r := space.Head(keys.Hash{1}), space.Record(keys.Incarnation{2}, "key")
+	for _, k := range [][]byte{a, r} {
+		if err := set(e, k, []byte("old")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ring.Rotate(ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	note, err := base.Get(ctx, keys.EncryptionKey(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A reencryption that ends when the note has both keys.
+	stopped := &enginetest.Faulty{Engine: kept{base}, Plan: func(c enginetest.Call) (f enginetest.Fault) {
+		if now, _ := base.Get(ctx, keys.EncryptionKey("")); c.Op == "Scan" && !bytes.Equal(now[0], note[0]) {
+			f.Err = engine.ErrUnavailable
+		}
+		return f
+	}}
+	k, _ := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1}))
+	half, err := sealed.Open(ctx, stopped, k, "")
+	if err == nil {
+		_, err = half.Reencrypt(ctx)
+	}
+	if !errors.Is(err, engine.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	for _, e := range []engine.Engine{e, half} { // one learns of the new key now
+		for _, k := range [][]byte{a, r} {
+			var b engine.Batch
+			b.Guard(k, []byte("other"))
+			b.Set(k, []byte("new"))
+			var c *engine.ConflictError
+			if err := e.Apply(ctx, &b); !errors.As(err, &c) || !bytes.Equal(c.Key, k) {
+				t.Errorf("a guard that does not hold: %v", err)
+			}
+			b = engine.Batch{}
+			b.Guard(k, []byte("old"))
+			b.Guard(space.Head(keys.Hash{9}), nil)
+			b.Set(k, []byte("old")) // as it was: it is encrypted anew
+			if err := e.Apply(ctx, &b); err != nil {
+				t.Errorf("a guard that holds: %v", err)
+			}
+			b.Guard(space.Head(keys.Hash{1}), nil)
+			if err := e.Apply(ctx, &b); !errors.As(err, &c) || !bytes.Equal(c.Key, a) {
+				t.Errorf("a guard of absence: %v", err)
+			}
+		}
+	}
+	if used := usedKeys(t, base, ""); len(used) != 1 {
+		t.Error(used)
+	}
+}
+
+// Whoever has not the keys gets a typed error, and nothing is changed.
+func TestES2_WithoutTheKeysNothingIsRead(t *testing.T) {
+	path, ring := newRing(t, "n", "gone")
+	base := memory.New()
+	for _, name := range []string{"n", "gone"} {
+		e, _ := open(t, base, path, name)
+		if err := set(e, keys.StoreKey(name), []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := set(base, keys.StoreKey("plain"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"plain"} {
+		if err := ring.Add(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, other := newRing(t, "n")
+	if err := ring.Destroy(ctx, "gone"); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		ring      *sealed.Keyring
+		namespace string
+		want      error
+	}{
+		"another key":   {other, "n", sealed.ErrKey},
+		"destroyed":     {ring, "gone", sealed.ErrKey},
+		"never there":   {ring, "x", sealed.ErrKey},
+		"not encrypted": {ring, "plain", sealed.ErrNotEncrypted},
+		"no keyring":    {nil, "n", engine.ErrInvalid},
+	} {
+		if _, err := sealed.Open(ctx, base, test.ring, test.namespace); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := ring.Add(ctx, "gone"); err != nil { // another key than the one that was destroyed
+		t.Fatal(err)
+	}
+	if _, err := sealed.Open(ctx, base, ring, "gone"); !errors.Is(err, sealed.ErrKey) {
+		t.Error(err)
+	}
+	e, _ := open(t, base, path, "n")
+	if err := ring.Destroy(ctx, "n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := ring.Add(ctx, "n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Reencrypt(ctx); !errors.Is(err, sealed.ErrKey) {
+		t.Errorf("encrypting anew without the old key: %v", err)
+	}
+	var b engine.Batch
+	b.Set(keys.StoreKey("other"), []byte("v"))
+	if err := e.Apply(ctx, &b); !errors.Is(err, engine.ErrInvalid) {
+		t.Errorf("a key of another namespace: %v", err)
+	}
+	if _, err := e.Get(ctx, keys.StoreKey("other")); !errors.Is(err, engine.ErrInvalid) {
+		t.Errorf("a key of another namespace: %v", err)
+	}
+}
+
+// A value that was changed, shortened, or moved to another key is not read as if it had been written.
+func TestES3_WhatWasTamperedWithDoesNotVerify(t *testing.T) {
+	path, _ := newRing(t, "")
+	base := memory.New()
+	e, _ := open(t, base, path, "")
+	space := keys.New("", [32]byte{})
+	inc := keys.Incarnation{1}
+	written := [][]byte{space.Head(keys.Hash{1}), space.Head(keys.Hash{2}), space.Record(inc, "a/b"), space.Record(inc, "a/c"), space.Listing("a/b", inc), space.Listing("c", inc)}
+	for i, k := range written {
+		if err := set(e, k, fmt.Append(nil, "value ", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var stored []engine.Pair
+	for p, err := range base.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p.Key, keys.EncryptionKey("")) {
+			stored = append(stored, p)
+		}
+	}
+	read := func() (seen map[string]string) {
+		seen = map[string]string{}
+		for p, err := range e.Scan(ctx, engine.PrefixRange(keys.Prefix(""))) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[string(p.Key)] = string(p.Value)
+			if got := get(t, e, p.Key); got != string(p.Value) {
+				t.Errorf("a scan has %q, Get %q", p.Value, got)
+			}
+		}
+		return seen
+	}
+	was := read()
+	for i, p := range stored {
+		var altered [][]byte
+		for at := range p.Value {
+			v := bytes.Clone(p.Value)
+			v[at] ^= 1 << (at % 8)
+			altered = append(altered, v, p.Value[:at])
+		}
+		for j, other := range stored {
+			if i != j {
+				altered = append(altered, other.Value)
+			}
+		}
+		for _, v := range altered {
+			if len(v) == 0 {
+				continue
+			}
+			if err := set(base, p.Key, v); err != nil {
+				t.Fatal(err)
+			}
+			now := read()
+			forged := 0
+			for k, v := range now {
+				if v == string(codec.Forged) {
+					forged++
+				} else if was[k] != v {
+					t.Fatalf("%x is read as %q", k, v)
+				}
+			}
+			if forged != 1 || len(now) != len(was) {
+				t.Fatalf("%d of %d pairs do not verify", forged, len(now))
+			}
+		}
+		if err := set(base, p.Key, p.Value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What does not verify can be deleted by the key that a scan gives it.
+	for _, p := range stored {
+		if err := set(base, p.Key, []byte("damaged")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for k := range read() {
+		var b engine.Batch
+		b.Delete([]byte(k))
+		if err := e.Apply(ctx, &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := read(); len(left) > 0 {
+		t.Errorf("%d pairs are left", len(left))
+	}
+}
+
+// A keyring is changed by several processes, one after the other, and is whole at any time.
+func TestES5_AKeyringIsWhole(t *testing.T) {
+	path, _ := newRing(t)
+	var workers sync.WaitGroup
+	for w := range 4 {
+		k, err := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		workers.Go(func() {
+			for i := range 5 {
+				if err := k.Add(ctx, fmt.Sprint(w, "-", i)); err != nil {
+					t.Error(err)
+				}
+				if _, err := k.Namespaces(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	k, err := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := k.Namespaces(ctx); len(names) != 20 || err != nil {
+		t.Errorf("%q, %v", names, err)
+	}
+	if err := k.Add(ctx, "1-1"); !errors.Is(err, fs.ErrExist) {
+		t.Error(err)
+	}
+	if _, err := sealed.CreateKeyring(ctx, path, sealed.Key([32]byte{1})); !errors.Is(err, fs.ErrExist) {
+		t.Error(err)
+	}
+	for _, f := range []func(context.Context, string) error{k.Rotate, k.Forget, k.Destroy} {
+		if err := f(ctx, "none"); !errors.Is(err, sealed.ErrKey) {
+			t.Error(err)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	for _, by := range []sealed.Wrapper{sealed.Key([32]byte{2}), sealed.Passphrase("x")} {
+		if _, err := sealed.OpenKeyring(ctx, path, by); !errors.Is(err, sealed.ErrKeyring) {
+			t.Error(err)
+		}
+	}
+	for at := range text {
+		harmed := bytes.Clone(text)
+		if harmed[at] ^= 4; bytes.ContainsAny(text[at:at+1], " \n") || strings.ContainsRune(" \n", rune(harmed[at])) {
+			continue
+		}
+		if err := os.WriteFile(path, harmed, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sealed.OpenKeyring(ctx, path, sealed.Key([32]byte{1})); !errors.Is(err, sealed.ErrKeyring) {
+			t.Fatalf("byte %d of %q: %v", at, harmed, err)
+		}
+	}
+	if _, err := sealed.OpenKeyring(ctx, path+"x", sealed.Key([32]byte{1})); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// A passphrase, a secret, or a service of the host opens a keyring.
+func TestES5_WhatOpensAKeyring(t *testing.T) {
+	for name, by := range map[string]sealed.Wrapper{"passphrase": sealed.Passphrase("correct horse"), "service": service{}} {
+		path := filepath.Join(t.TempDir(), "keys")
+		k, err := sealed.CreateKeyring(ctx, path, by)
+		if err == nil {
+			err = k.Add(ctx, "n")
+		}
+		if err == nil {
+			k, err = sealed.OpenKeyring(ctx, path, by)
+		}
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if names, err := k.Namespaces(ctx); len(names) != 1 || err != nil {
+			t.Errorf("%s: %q, %v", name, names, err)
+		}
+	}
+	if _, err := sealed.CreateKeyring(ctx, filepath.Join(t.TempDir(), "keys"), away{}); !errors.Is(err, engine.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// A service is a Wrapper as a key management service is one.
+type service struct{}
+
+func (service) Wrap(_ context.Context, key []byte) ([]byte, error) {
+	return append([]byte("wrapped:"), key...), nil
+}
+
+func (service) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
+	return bytes.TrimPrefix(wrapped, []byte("wrapped:")), nil
+}
+
+type away struct{ service }
+
+func (away) Wrap(context.Context, []byte) ([]byte, error) { return nil, engine.ErrUnavailable }
