@@ -145,7 +145,7 @@ func TestFV4_EachKindOfRecordHasOneOwner(t *testing.T) {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
-			dir := strings.TrimPrefix(filepath.Dir(name[len("../"):]), "internal/")
+			dir := filepath.Base(filepath.Dir(name))
 			text, err := os.ReadFile(name)
 			if err != nil {
 				t.Fatal(err)

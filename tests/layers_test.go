@@ -18,7 +18,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"engine", "internal/testkit", "engine/internal/localdir", "engine/internal/remains", "engine/internal/remains/remainstest", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "internal/socket", "engine/shared", "engine/open", "engine/enginetest",
-	"internal/pgtest", "damage", "internal/codec", "internal/keys",
+	"internal/pgtest", "damage", "internal/codec", "internal/keys", "engine/sealed",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest", "internal/repair", "internal/spill",
 	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
@@ -44,6 +44,7 @@ var may = map[string][]string{
 	"damage":                              {},
 	"internal/codec":                      {"damage"},
 	"internal/keys":                       {"engine", "internal/codec"},
+	"engine/sealed":                       {"engine", "engine/internal/localdir", "damage", "internal/codec", "internal/keys"},
 	"blob":                                {"engine", "damage", "internal/codec", "internal/keys"},
 	"graph":                               {"damage", "internal/codec", "internal/keys", "blob"},
 	"head":                                {"engine", "damage", "internal/codec", "internal/keys", "blob", "graph"},
@@ -74,7 +75,7 @@ var may = map[string][]string{
 	"internal/faulty":                     {"engine", "engine/memory", "internal/socket", "", "internal/wire", "server"},
 	"internal/faulty/serve":               {"internal/faulty"},
 	"client":                              {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "push", "internal/wire"},
-	"internal/storetest":                  {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/testkit", "internal/pgtest", "", "server", "client"},
+	"internal/storetest":                  {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/sealed", "internal/testkit", "internal/pgtest", "", "server", "client"},
 	"adapters/internal/adapter":           {"head", ""},
 	"adapters/turnstoneotel":              {""},
 	"adapters/adk":                        {"blob", "head", "", "adapters/internal/adapter"},

@@ -137,7 +137,7 @@ func TestScansAreInTheOrderOfTexts(t *testing.T) {
 		}
 		text := func() string {
 			var b strings.Builder
-			for range rnd.IntN(12) {
+			for range rnd.IntN(24) {
 				b.WriteByte("ab/"[rnd.IntN(3)])
 			}
 			return b.String()
@@ -168,8 +168,11 @@ func TestScansAreInTheOrderOfTexts(t *testing.T) {
 			}
 			for range 10 {
 				r := engine.Range{Start: keys.Prefix(""), Limit: rnd.IntN(5)}
-				switch rnd.IntN(5) {
+				switch rnd.IntN(6) {
 				case 0:
+				case 5:
+					r.Start = key()
+					r.End = engine.Successor(r.Start)
 				case 1:
 					r = engine.PrefixRange(key()[:5+rnd.IntN(17)])
 				case 2:

@@ -158,6 +158,9 @@ func (e *Engine) check(key []byte) error {
 // Get implements engine.Engine.
 func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	st := e.state.Load()
+	if st == nil {
+		return nil, engine.ErrClosed
+	}
 	hidden := make([][]byte, len(ks))
 	for i, k := range ks {
 		if hidden[i] = k; bytes.Equal(k, engine.UnfinishedKey) || bytes.Equal(k, e.note) {
@@ -199,6 +202,9 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 
 // Scan implements engine.Engine. See the package comment for pages of records.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	if e.state.Load() == nil {
+		return func(yield func(engine.Pair, error) bool) { yield(engine.Pair{}, engine.ErrClosed) }
+	}
 	s := &scanning{from: e.base, note: e.note, known: func(v []byte) (*keyset, error) {
 		for st := e.state.Load(); ; {
 			if v == nil || st.set.knows(v) {
@@ -227,6 +233,9 @@ func clip(r engine.Range, prefix []byte) engine.Range {
 
 // Apply implements engine.Engine.
 func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
+	if e.state.Load() == nil {
+		return engine.ErrClosed
+	}
 	if err := b.Check(e.Limits()); err != nil {
 		return err
 	}
@@ -254,8 +263,8 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 			clear(stored)
 			continue
 		}
-		i := slices.IndexFunc(sealed.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, c.Key) })
-		if i < 0 || i >= len(b.Guards) {
+		i := slices.IndexFunc(sealed.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, c.Key) }) - 1
+		if i < 0 {
 			return err
 		}
 		if !st.others || b.Guards[i].Value == nil {
@@ -283,6 +292,10 @@ func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batc
 	out := &engine.Batch{
 		Reclaim: b.Reclaim, Guards: make([]engine.Pair, 0, len(b.Guards)+1), Sets: make([]engine.Pair, 0, len(b.Sets)+1), Deletes: make([][]byte, 0, len(b.Deletes)),
 	}
+	out.Guard(e.note, st.note) // The first one: with another key no other guard holds.
+	if st.note == nil && b.Ops() > 0 {
+		out.Set(e.note, encodeNote(e.note, st.writes))
+	}
 	for i, g := range b.Guards {
 		p := engine.Pair{Key: st.set.hide(g.Key), Value: stored[i]}
 		if g.Value != nil && p.Value == nil {
@@ -292,11 +305,6 @@ func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batc
 			}
 		}
 		out.Guards = append(out.Guards, p)
-	}
-	if b.Ops() > 0 {
-		if out.Guard(e.note, st.note); st.note == nil {
-			out.Set(e.note, encodeNote(e.note, st.writes))
-		}
 	}
 	for _, p := range b.Sets {
 		k := st.set.hide(p.Key)
@@ -348,6 +356,9 @@ func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte)
 // the next call goes on. Afterwards Keyring.Forget may remove the older keys. It returns how many values it has
 // encrypted.
 func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
+	if e.state.Load() == nil {
+		return 0, engine.ErrClosed
+	}
 	ctx = engine.ForMaintenance(ctx)
 	for {
 		st, err := e.look(ctx)
@@ -436,13 +447,23 @@ func (e *Engine) reencrypt(ctx context.Context, st *state) (values int, err erro
 }
 
 // Vacuum implements engine.Engine.
-func (e *Engine) Vacuum(ctx context.Context) error { return e.base.Vacuum(ctx) }
+func (e *Engine) Vacuum(ctx context.Context) error {
+	if e.base == nil {
+		return engine.ErrClosed
+	}
+	return e.base.Vacuum(ctx)
+}
 
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
 // Close implements engine.Engine.
-func (e *Engine) Close() error { return e.base.Close() }
+func (e *Engine) Close() error {
+	if e.base == nil {
+		return nil
+	}
+	return e.base.Close()
+}
 
 // Notify implements engine.Notifier. It does nothing if the engine below can't tell other processes.
 func (e *Engine) Notify(topic string) {

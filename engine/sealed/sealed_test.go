@@ -205,6 +205,76 @@ func TestES4_KeysAreRotatedWhileOthersWrite(t *testing.T) {
 	}
 }
 
+// A process that has known nothing of it goes on with the new key.
+func TestES4_WhoWasAwayGoesOnWithTheNewKey(t *testing.T) {
+	path, ring := newRing(t, "")
+	base := memory.New()
+	space := keys.New("", [32]byte{})
+	old, record, fresh := space.Head(keys.Hash{1}), space.Record(keys.Incarnation{1}, "a/b"), space.Head(keys.Hash{2})
+	first, _ := open(t, base, path, "")
+	for _, k := range [][]byte{old, record} {
+		if err := set(first, k, []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, goesOn := range map[string]func(e engine.Engine) error{
+		"sets":    func(e engine.Engine) error { return set(e, fresh, []byte("v")) },
+		"deletes": func(e engine.Engine) error { b := engine.Batch{Deletes: [][]byte{fresh}}; return e.Apply(ctx, &b) },
+		"gets": func(e engine.Engine) error {
+			if got := get(t, e, old) + get(t, e, record); got != "vv" {
+				return fmt.Errorf("got %q", got)
+			}
+			return nil
+		},
+		"scans": func(e engine.Engine) error {
+			if got := all(t, e, engine.PrefixRange(keys.Prefix(""))); len(got) < 2 || !strings.HasSuffix(got[0], "=v") {
+				return fmt.Errorf("got %q", got)
+			}
+			return nil
+		},
+		"guards": func(e engine.Engine) error {
+			var b engine.Batch
+			b.Guard(old, []byte("v"))
+			b.Set(record, []byte("v"))
+			return e.Apply(ctx, &b)
+		},
+	} {
+		away, _ := open(t, base, path, "")
+		if err := ring.Rotate(ctx, ""); err != nil {
+			t.Fatal(err)
+		}
+		e, _ := open(t, base, path, "")
+		if _, err := e.Reencrypt(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := ring.Forget(ctx, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := goesOn(away); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if used := usedKeys(t, base, ""); len(used) != 1 {
+			t.Errorf("%s: %v", name, used)
+		}
+	}
+}
+
+// What stands in place of a text is short, however many parts the text has.
+func TestES1_KeysStayShort(t *testing.T) {
+	path, _ := newRing(t, "")
+	base := memory.New()
+	e, _ := open(t, base, path, "")
+	space := keys.New("", [32]byte{})
+	if err := set(e, space.Listing(strings.Repeat("/", keys.MaxText), keys.Incarnation{}), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	for p, err := range base.Scan(ctx, engine.Range{}) {
+		if len(p.Key) > 120 || err != nil {
+			t.Errorf("a key of %d bytes, %v", len(p.Key), err)
+		}
+	}
+}
+
 // A guard holds or fails for what was written, whatever key it is encrypted with.
 func TestES4_GuardsCompareWhatWasWritten(t *testing.T) {
 	path, ring := newRing(t, "")

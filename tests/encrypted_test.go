@@ -1,0 +1,244 @@
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/sealed"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testkit"
+)
+
+// canary is in each text that a caller gives in a test.
+const canary = "canary"
+
+// withCanaries puts the canary into each text and each content of a value.
+func withCanaries(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			withCanaries(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				withCanaries(v.Field(i))
+			}
+		}
+	case reflect.String:
+		if v.Type() == reflect.TypeFor[string]() {
+			v.SetString(canary + "/" + v.String())
+		}
+	case reflect.Slice:
+		if b, ok := v.Interface().([]byte); ok && json.Valid(b) {
+			v.SetBytes([]byte(`{"` + canary + `":0}`))
+		} else if ok {
+			v.SetBytes([]byte(canary))
+		}
+		for i := range v.Len() {
+			withCanaries(v.Index(i))
+		}
+	case reflect.Map:
+		was := reflect.MakeMap(v.Type())
+		for _, k := range v.MapKeys() {
+			was.SetMapIndex(k, v.MapIndex(k))
+		}
+		v.Clear()
+		for _, k := range was.MapKeys() {
+			key, value := reflect.New(k.Type()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			key.Set(k)
+			value.Set(was.MapIndex(k))
+			withCanaries(key)
+			withCanaries(value)
+			v.SetMapIndex(key, value)
+		}
+	}
+}
+
+// fillWithCanaries makes sessions of a namespace whose every text is a canary.
+func fillWithCanaries(t *testing.T, e engine.Engine, o *turnstone.Options) {
+	t.Helper()
+	st, err := turnstone.Open(ctx, e, o)
+	must(t, err)
+	defer st.Close()
+	must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
+	r := turnstone.Request{ID: "session"}
+	testkit.Fill(&r.Metadata, 0)
+	withCanaries(reflect.ValueOf(&r).Elem())
+	r.Parent = ""
+	s := create(t, st, r)
+	_, err = s.PutAttachment(ctx, strings.NewReader(strings.Repeat(canary, 100)), -1, canary, canary)
+	must(t, err)
+	for range 3 {
+		c := fullCommit()
+		c.Stored, c.Tombstone, c.Expected, c.Nodes[0].Attachments = nil, nil, turnstone.AnyRevision, nil
+		c.Records[0].Expect, c.OnPath = "", turnstone.Commit{}.OnPath
+		withCanaries(reflect.ValueOf(&c).Elem())
+		c.Leaf = turnstone.Ref{}
+		for i := range c.Nodes {
+			c.Nodes[i].Key = ""
+		}
+		c.Turn = ""
+		_, err = s.Commit(ctx, c)
+		must(t, err)
+	}
+	must(t, s.Seal(ctx))
+	must(t, s.Keep(ctx, canary, 1))
+	_, err = st.Verify(ctx, turnstone.VerifyOptions{})
+	must(t, err)
+	page, err := st.Records(ctx, turnstone.RecordQuery{Prefix: canary + "/"})
+	must(t, err)
+	if len(page.Records) == 0 {
+		t.Error("no record is listed")
+	}
+	create(t, st, turnstone.Request{ID: canary + " fork", Parent: r.ID})
+	must(t, st.Delete(ctx, canary+" fork", turnstone.KeepChildren))
+}
+
+// No text that a caller gives is in a file of an encrypted store, in its keyring, or in a line of its log.
+func TestES1_NoTextIsInAFile(t *testing.T) {
+	for _, encrypted := range []bool{false, true} {
+		dir := t.TempDir()
+		var log bytes.Buffer
+		o := &turnstone.Options{Namespace: canary, InlineBytes: 1, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+		e, err := pebble.Open(dir+"/store", nil)
+		must(t, err)
+		in := engine.Engine(e)
+		if encrypted {
+			ring, err := sealed.CreateKeyring(ctx, dir+"/keys", sealed.Passphrase("my passphrase"))
+			must(t, err)
+			must(t, ring.Add(ctx, canary))
+			in, err = sealed.Open(ctx, e, ring, canary)
+			must(t, err)
+		}
+		fillWithCanaries(t, in, o)
+		pairs := 0
+		for p, err := range e.Scan(ctx, engine.Range{}) {
+			must(t, err)
+			if bytes.Contains(p.Key, []byte(canary)) || bytes.Contains(p.Value, []byte(canary)) {
+				pairs++
+			}
+		}
+		must(t, in.Close())
+		files := 0
+		must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if bytes.Contains(text, []byte(canary)) || bytes.Contains(text, []byte("my passphrase")) {
+				files++
+			}
+			return err
+		}))
+		if encrypted && pairs+files > 0 || !encrypted && (pairs < 10 || files == 0) {
+			t.Errorf("encrypted: %v: the text is in %d pairs and %d files", encrypted, pairs, files)
+		}
+		if strings.Contains(log.String(), canary) {
+			t.Errorf("the log has the text: %s", log.String())
+		}
+	}
+}
+
+// The store of an encrypted namespace is refused without its keys, for what it is.
+func TestES2_AnEncryptedStoreIsKnown(t *testing.T) {
+	base := memory.New()
+	e := encrypted(t, base, "")
+	fillRich(t, e)
+	if _, err := turnstone.Open(ctx, base, nil); !errors.Is(err, turnstone.ErrEncrypted) {
+		t.Error(err)
+	}
+	if _, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true}); !errors.Is(err, turnstone.ErrEncrypted) {
+		t.Error(err)
+	}
+	if _, err := turnstone.Open(ctx, base, &turnstone.Options{Namespace: "other"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// fillRich makes a store that has records of all kinds.
+func fillRich(t *testing.T, e engine.Engine) {
+	t.Helper()
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{InlineBytes: 1, TakeOverAfter: -1})
+	must(t, err)
+	rich(t, st)
+	must(t, st.Close())
+}
+
+// encrypted returns an engine that encrypts a namespace of another one, with a key of its own.
+func encrypted(t *testing.T, base engine.Engine, namespace string) engine.Engine {
+	t.Helper()
+	ring, err := sealed.CreateKeyring(ctx, t.TempDir()+"/keys", sealed.Key([32]byte{1}))
+	must(t, err)
+	must(t, ring.Add(ctx, namespace))
+	e, err := sealed.Open(ctx, base, ring, namespace)
+	must(t, err)
+	return e
+}
+
+// Whichever record was changed, or replaced by one of another key, Verify finds it.
+func TestES3_VerifyFindsWhatWasTamperedWith(t *testing.T) {
+	base := memory.New()
+	e := encrypted(t, base, "")
+	fillRich(t, e)
+	var stored []engine.Pair
+	for p, err := range base.Scan(ctx, engine.Range{}) {
+		must(t, err)
+		if !bytes.Equal(p.Key, keys.EncryptionKey("")) {
+			stored = append(stored, p)
+		}
+	}
+	for i, p := range stored {
+		for _, v := range [][]byte{append(p.Value[:len(p.Value)-1:len(p.Value)-1], p.Value[len(p.Value)-1]^1), stored[(i+1)%len(stored)].Value} {
+			must(t, base.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: v}}}))
+			found := 0
+			st, err := turnstone.Open(ctx, e, &turnstone.Options{TakeOverAfter: -1})
+			if err == nil {
+				r, verr := st.Verify(ctx, turnstone.VerifyOptions{})
+				if err = verr; err == nil {
+					found = len(r.Problems)
+				}
+				must(t, st.Close())
+			}
+			if found == 0 && err == nil {
+				t.Errorf("a changed value at %x: nothing is found", p.Key)
+			}
+		}
+		must(t, base.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}))
+	}
+}
+
+// A copy of a store is encrypted, or decrypted, and the same store.
+func TestES6_ACopyIsEncrypted(t *testing.T) {
+	plain, base, back := memory.New(), memory.New(), memory.New()
+	fillRich(t, plain)
+	e := encrypted(t, base, "")
+	for _, c := range [][2]engine.Engine{{plain, e}, {e, back}} {
+		r, err := turnstone.Copy(ctx, c[0], c[1], turnstone.CopyOptions{})
+		must(t, err)
+		if r.Sessions == 0 {
+			t.Error("nothing was copied")
+		}
+	}
+	for p, err := range plain.Scan(ctx, engine.Range{}) {
+		must(t, err)
+		vs, err := back.Get(ctx, p.Key)
+		must(t, err)
+		if !bytes.Equal(vs[0], p.Value) && p.Key[4] != keys.Copying {
+			t.Errorf("%x differs", p.Key)
+		}
+	}
+}
