@@ -117,6 +117,9 @@ func TestBK1_EachRunCanBeRestored(t *testing.T) {
 				must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour, Records: true}))
 			}
 			to := backup.Directory(t.TempDir() + "/backup")
+			if seed%3 == 1 {
+				to = backup.Encrypted(to, keyring(t, ""), "")
+			}
 			p := newPast(t, st, seed)
 			p.forgets = true
 			type point struct {

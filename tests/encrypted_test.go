@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
@@ -178,13 +181,19 @@ func fillRich(t *testing.T, e engine.Engine) {
 	must(t, st.Close())
 }
 
-// encrypted returns an engine that encrypts a namespace of another one, with a key of its own.
-func encrypted(t *testing.T, base engine.Engine, namespace string) engine.Engine {
+// keyring returns a new keyring that has a key for a namespace.
+func keyring(t *testing.T, namespace string) *sealed.Keyring {
 	t.Helper()
 	ring, err := sealed.CreateKeyring(ctx, t.TempDir()+"/keys", sealed.Key([32]byte{1}))
 	must(t, err)
 	must(t, ring.Add(ctx, namespace))
-	e, err := sealed.Open(ctx, base, ring, namespace)
+	return ring
+}
+
+// encrypted returns an engine that encrypts a namespace of another one, with a key of its own.
+func encrypted(t *testing.T, base engine.Engine, namespace string) engine.Engine {
+	t.Helper()
+	e, err := sealed.Open(ctx, base, keyring(t, namespace), namespace)
 	must(t, err)
 	return e
 }
@@ -240,5 +249,59 @@ func TestES6_ACopyIsEncrypted(t *testing.T) {
 		if !bytes.Equal(vs[0], p.Value) && p.Key[4] != keys.Copying {
 			t.Errorf("%x differs", p.Key)
 		}
+	}
+}
+
+// No text that a caller gives is in an object of an encrypted backup. It is restored with its keys. Without them, it can't
+// be read, also after the key was destroyed, and nothing is written over it.
+func TestES7_BackupsAreEncrypted(t *testing.T) {
+	dir := t.TempDir() + "/backup"
+	_, st := onMemory(t, nil)
+	for i := range 3 {
+		create(t, st, turnstone.Request{ID: fmt.Sprint(canary, i)}, []byte(canary))
+	}
+	plain, ring := backup.Directory(dir), keyring(t, "")
+	to := backup.Encrypted(plain, ring, "")
+	backedUp(t, st, to, backup.Options{})
+	commitTo(t, session(t, st, canary+"1"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})
+	backedUp(t, st, to, backup.Options{})
+	asItStands(t, st, to)
+	objects := func() (out map[string]string) {
+		out = map[string]string{}
+		must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			out[path] = string(text)
+			return err
+		}))
+		return out
+	}
+	before := objects()
+	for path, text := range before {
+		if strings.Contains(text, canary) || strings.Contains(path, canary) {
+			t.Errorf("the text is in %s", path)
+		}
+	}
+	must(t, ring.Rotate(ctx, "")) // The backup is read with the older key, and goes on with the new one.
+	commitTo(t, session(t, st, canary+"2"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})
+	if r := backedUp(t, st, to, backup.Options{}); r.New {
+		t.Error("a rotated key begins a new generation")
+	}
+	asItStands(t, st, to)
+	before = objects()
+	must(t, ring.Destroy(ctx, ""))
+	for name, without := range map[string]backup.Target{"destroyed": to, "another": backup.Encrypted(plain, keyring(t, ""), "")} {
+		if _, err := backup.Run(ctx, st, without, backup.Options{}); !errors.Is(err, sealed.ErrKey) {
+			t.Errorf("%s: a run: %v", name, err)
+		}
+		_, other := onMemory(t, nil)
+		if _, err := backup.Restore(ctx, without, other, backup.RestoreOptions{}); !errors.Is(err, sealed.ErrKey) {
+			t.Errorf("%s: a restoring: %v", name, err)
+		}
+	}
+	if !maps.Equal(before, objects()) {
+		t.Error("something was written")
 	}
 }

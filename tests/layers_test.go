@@ -65,7 +65,7 @@ var may = map[string][]string{
 	"draft":                               {""},
 	"effect":                              {"engine", ""},
 	"push":                                {"engine", "head", ""},
-	"backup":                              {"engine", "damage", "graph", "head", "internal/spill", "", "push"},
+	"backup":                              {"engine", "engine/sealed", "damage", "graph", "head", "internal/spill", "", "push"},
 	"internal/spill":                      {"engine", "engine/memory", "engine/pebble"},
 	"backup/bucket":                       {"", "backup"},
 	"persistencetest":                     {"internal/testkit", "blob", "graph", "head", "gc", "", "lease", "queue", "draft", "effect"},

@@ -18,11 +18,18 @@ import (
 const targetHelp = "TARGET is a directory, or a place in an object store: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or azblob://CONTAINER/PREFIX,\n" +
 	"with the credentials that the clients of AWS, Google and Azure find. S3 of others: s3://BUCKET?endpoint=URL&region=…&use_path_style=true."
 
-// withTarget calls f with the target at an address.
-func withTarget(ctx context.Context, address string, f func(backup.Target) error) error {
+// withTarget calls f with the target at an address, which is encrypted if there is a keyring.
+func (a *app) withTarget(ctx context.Context, address string, f func(backup.Target) error) error {
+	ring, err := a.ring(ctx)
+	if err != nil {
+		return err
+	}
 	t, closer, err := bucket.Open(ctx, address)
 	if err != nil {
 		return err
+	}
+	if ring != nil {
+		t = backup.Encrypted(t, ring, "")
 	}
 	return errors.Join(f(t), closer.Close())
 }
@@ -38,7 +45,7 @@ func (a *app) backup() *cobra.Command {
 			"were at the end of any backup that is kept. Hosts may go on meanwhile. With --every, the command goes on until it is interrupted.\n" +
 			"If the feed tells of records (`turnstone feed on --records`), it says which sessions have changed; otherwise all are\n" +
 			"compared. Each generation begins with a copy of all sessions. With --keep, old generations are removed, and with them\n" +
-			"the content that was erased in the store since.\n" + targetHelp,
+			"the content that was erased in the store since. With --keys the backup is encrypted.\n" + targetHelp,
 		Example: "turnstone backup safe\nturnstone rewind trip@3\nturnstone backup safe",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -60,7 +67,7 @@ func (a *app) backup() *cobra.Command {
 				}
 				printBackup(&out, r)
 			}
-			return withTarget(cmd.Context(), args[0], func(to backup.Target) error {
+			return a.withTarget(cmd.Context(), args[0], func(to backup.Target) error {
 				return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 					if every == 0 {
 						r, err := backup.Run(cmd.Context(), st, to, o)
@@ -127,7 +134,7 @@ func (a *app) backupList() *cobra.Command {
 		Example: "turnstone backup list safe",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return withTarget(cmd.Context(), args[0], func(of backup.Target) error {
+			return a.withTarget(cmd.Context(), args[0], func(of backup.Target) error {
 				all, err := backup.Generations(cmd.Context(), of)
 				if err != nil {
 					return err
@@ -165,7 +172,7 @@ func (a *app) backupVerify() *cobra.Command {
 		Example: "turnstone backup verify safe",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return withTarget(cmd.Context(), args[0], func(of backup.Target) error {
+			return a.withTarget(cmd.Context(), args[0], func(of backup.Target) error {
 				v, err := backup.Verify(cmd.Context(), of, backup.VerifyOptions{Dir: dir})
 				if err != nil {
 					return err
@@ -264,7 +271,7 @@ func (a *app) restore() *cobra.Command {
 					printUnbundled(&out, &s)
 				}
 			}
-			return withTarget(cmd.Context(), args[0], func(from backup.Target) error {
+			return a.withTarget(cmd.Context(), args[0], func(from backup.Target) error {
 				all, err := backup.Generations(cmd.Context(), from)
 				reaches := func(g backup.Generation) bool {
 					return g.Problem != "" || g.Complete > 0 && (o.At.IsZero() || !g.First.After(o.At))

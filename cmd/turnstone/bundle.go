@@ -15,7 +15,7 @@ import (
 )
 
 func (a *app) bundle() *cobra.Command {
-	var asLines, all bool
+	var asLines, all, plain bool
 	var output, group string
 	c := &cobra.Command{
 		Use:   "bundle SESSION[@REVISION]...",
@@ -23,7 +23,8 @@ func (a *app) bundle() *cobra.Command {
 		Long: "Write sessions to one compressed file, with all revisions, branches, checkpoints that are retained, attachments,\n" +
 			"records, labels, usage and times. `turnstone unbundle` makes them in another store, with the ids of nodes and commits\n" +
 			"that they have here. What was tombstoned is not in the file. With @REVISION, write only what came after a revision\n" +
-			"that the other store has. Without -o, write to the standard output, for example for `ssh HOST turnstone unbundle -`.",
+			"that the other store has. Without -o, write to the standard output, for example for `ssh HOST turnstone unbundle -`.\n" +
+			"With --keys the file is encrypted, and `turnstone unbundle` needs the same keyring.",
 		Example: "turnstone bundle trip -o trip.bundle\nturnstone bundle trip@5 -o trip-since-5.bundle\nturnstone bundle --all -o all.bundle",
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
 			if all == (len(args) > 0) && group == "" || group != "" && (all || len(args) > 0) {
@@ -54,8 +55,14 @@ func (a *app) bundle() *cobra.Command {
 			}
 			var r *turnstone.BundleReport
 			err := to(cmd, output, func(w io.Writer) (err error) {
-				r, err = st.Bundle(cmd.Context(), w, of...)
-				return err
+				bundle := func(w io.Writer) (err error) {
+					r, err = st.Bundle(cmd.Context(), w, of...)
+					return err
+				}
+				if plain {
+					return bundle(w)
+				}
+				return a.encrypting(cmd.Context(), w, bundle)
 			})
 			switch {
 			case err != nil || output == "":
@@ -71,6 +78,7 @@ func (a *app) bundle() *cobra.Command {
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file; default the standard output")
 	c.Flags().StringVar(&group, "group", "", "all sessions of this group and of the groups below it")
 	c.Flags().BoolVar(&all, "all", false, "all sessions")
+	c.Flags().BoolVar(&plain, "decrypt", false, "do not encrypt the file, although the store is encrypted")
 	jsonFlag(c, &asLines)
 	return c
 }
@@ -111,9 +119,13 @@ func (a *app) unbundle() *cobra.Command {
 				defer f.Close()
 				in = f
 			}
+			in, err := a.decrypting(cmd.Context(), in)
+			if err != nil {
+				return err
+			}
 			o.MaxBytes = int64(most)
 			var r *turnstone.UnbundleReport
-			err := a.with(cmd.Context(), false, func(st *turnstone.Store) (err error) {
+			err = a.with(cmd.Context(), false, func(st *turnstone.Store) (err error) {
 				r, err = st.Unbundle(cmd.Context(), in, o)
 				var wrong *turnstone.BundleError
 				if errors.As(err, &wrong) {

@@ -1,12 +1,19 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -188,4 +195,60 @@ func (a *app) decrypted(ctx context.Context, e engine.Engine, namespace string) 
 		return nil, err
 	}
 	return s, nil
+}
+
+// encryptedBundle begins a bundle that is encrypted. The name of its stream follows, in hex.
+const encryptedBundle = "turnstone encrypted bundle 1 "
+
+const bundleNameSize = 32 // hex digits
+
+// encrypting calls write with a writer that encrypts to w, or with w if there is no keyring.
+func (a *app) encrypting(ctx context.Context, w io.Writer, write func(io.Writer) error) error {
+	ring, err := a.ring(ctx)
+	if err != nil {
+		return err
+	}
+	if ring == nil {
+		return write(w)
+	}
+	var name [bundleNameSize / 2]byte
+	_, _ = rand.Read(name[:]) // never fails
+	stream, err := ring.Stream(ctx, "", hex.EncodeToString(name[:]))
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(w, "%s%x\n", encryptedBundle, name); err != nil {
+		return err
+	}
+	from, to := io.Pipe()
+	var writing sync.WaitGroup
+	writing.Go(func() { _ = to.CloseWithError(write(to)) })
+	_, err = io.Copy(w, stream.Encrypt(from))
+	_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
+	writing.Wait()
+	return err
+}
+
+// decrypting returns a reader of a bundle, which may be encrypted.
+func (a *app) decrypting(ctx context.Context, r io.Reader) (io.Reader, error) {
+	in := bufio.NewReader(r)
+	begin, err := in.Peek(len(encryptedBundle) + bundleNameSize + 1)
+	if name, ok := bytes.CutPrefix(begin, []byte(encryptedBundle)); err == nil && ok {
+		ring, err := a.ring(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if ring == nil {
+			return nil, usageError{fmt.Errorf("the bundle is encrypted: name the keyring with --keys, or in %s", keysVariable)}
+		}
+		stream, err := ring.Stream(ctx, "", string(name[:bundleNameSize]))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := in.Discard(len(begin)); err != nil {
+			return nil, err
+		}
+		return stream.Decrypt(0, -1, func(int64, int64) (io.ReadCloser, error) { return io.NopCloser(in), nil })
+	}
+	return in, nil
 }

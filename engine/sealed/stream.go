@@ -1,0 +1,148 @@
+package sealed
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/tink-crypto/tink-go/v2/tink"
+)
+
+// ErrForged says that a stream was changed, cut off, or encrypted under another name, or is not encrypted at all.
+var ErrForged = errors.New("sealed: it does not verify with the keys of the namespace")
+
+// A Stream encrypts and decrypts what is too large for a value: a bundle, an object of a backup. It is cut into chunks
+// of 64 KiB, each of which is encrypted with AES-SIV, bound to the name of the stream, its number, and whether it is the
+// last one. So a part can be read alone. Streams of one name and equal contents have equal chunks.
+type Stream struct {
+	set  *keyset
+	seal tink.DeterministicAEAD
+	name string
+}
+
+// Stream returns the stream of a name, encrypted with the newest key of a namespace and decrypted with all of them.
+func (k *Keyring) Stream(ctx context.Context, namespace, name string) (*Stream, error) {
+	set, err := k.keyset(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	seal, err := set.sealing(set.primary)
+	return &Stream{set, seal, name}, err
+}
+
+const (
+	chunkBytes  = 64 << 10
+	chunkSealed = chunkBytes + keySize + sivBytes
+	sivBytes    = 16 // of the synthetic initialization vector
+)
+
+// bound returns what a chunk is bound to. No key of a store is like that: those are shorter, or have no such beginning.
+func (s *Stream) bound(number uint64, last bool) []byte {
+	out := append([]byte("turnstone stream\x00"), s.name...)
+	out = binary.BigEndian.AppendUint64(append(out, 0), number)
+	if last {
+		return append(out, 1)
+	}
+	return append(out, 0)
+}
+
+// Encrypt returns a reader of what r yields, encrypted. An error of r is its error.
+func (s *Stream) Encrypt(r io.Reader) io.Reader {
+	in := bufio.NewReaderSize(r, chunkBytes)
+	number, plain, ended := uint64(0), make([]byte, chunkBytes), false
+	return &chunks{next: func() ([]byte, error) {
+		if ended {
+			return nil, io.EOF
+		}
+		n, err := io.ReadFull(in, plain)
+		if err == nil {
+			_, err = in.Peek(1)
+		}
+		if ended = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && n > 0; err != nil && !ended {
+			return nil, err
+		}
+		out, err := s.seal.EncryptDeterministically(plain[:n], s.bound(number, ended))
+		number++
+		return out, err
+	}}
+}
+
+// Decrypt returns length bytes of the content from an offset on, or all that follow if length is negative. It calls get
+// for bytes of what Encrypt has made, and closes what that returns. All that follow end with ErrForged if the stream
+// was cut off.
+func (s *Stream) Decrypt(offset, length int64, get func(offset, length int64) (io.ReadCloser, error)) (io.ReadCloser, error) {
+	if offset < 0 {
+		return nil, fmt.Errorf("%w: an offset of %d bytes", ErrForged, offset)
+	}
+	first, all := offset/chunkBytes, int64(-1)
+	if length >= 0 {
+		all = ((offset+length+chunkBytes-1)/chunkBytes - first) * chunkSealed
+	}
+	in, err := get(first*chunkSealed, all)
+	if err != nil {
+		return nil, err
+	}
+	number, text, ended := uint64(first), make([]byte, chunkSealed), false
+	d := &chunks{Closer: in, next: func() ([]byte, error) {
+		n, err := io.ReadFull(in, text)
+		switch {
+		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, err
+		case n == 0 && (ended || length >= 0):
+			return nil, io.EOF
+		case n == 0:
+			return nil, fmt.Errorf("%w: it ends too early", ErrForged)
+		case ended:
+			return nil, fmt.Errorf("%w: there is more behind its end", ErrForged)
+		}
+		if id, ok := keyOf(text[:n]); ok && !s.set.has(id) {
+			return nil, fmt.Errorf("%w: it is encrypted with key %08x, which the keyring does not have", ErrKey, id)
+		}
+		plain, err := s.set.primitive.DecryptDeterministically(text[:n], s.bound(number, false))
+		if err != nil {
+			ended = true
+			plain, err = s.set.primitive.DecryptDeterministically(text[:n], s.bound(number, true))
+		}
+		if number++; err != nil {
+			return nil, fmt.Errorf("%w: chunk %d", ErrForged, number)
+		}
+		return plain, nil
+	}}
+	if _, err := io.CopyN(io.Discard, d, offset-first*chunkBytes); err != nil && !errors.Is(err, io.EOF) {
+		return nil, errors.Join(err, in.Close())
+	}
+	if length < 0 {
+		return d, nil
+	}
+	return &limited{io.LimitReader(d, length), in}, nil
+}
+
+type limited struct {
+	io.Reader
+	io.Closer
+}
+
+// chunks reads what next returns, until that fails.
+type chunks struct {
+	io.Closer
+	next func() ([]byte, error)
+	rest []byte
+	err  error
+}
+
+func (c *chunks) Read(b []byte) (int, error) {
+	for len(c.rest) == 0 {
+		if c.err == nil {
+			c.rest, c.err = c.next()
+		}
+		if c.err != nil {
+			return 0, c.err
+		}
+	}
+	n := copy(b, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
