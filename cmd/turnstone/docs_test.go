@@ -59,7 +59,7 @@ func (a *app) run(t *testing.T, line string) (string, error) {
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)
-	c.SetArgs(append(args[1:], "--store", a.url))
+	c.SetArgs(append([]string{"--store", a.url}, args[1:]...))
 	err = c.ExecuteContext(t.Context())
 	return out.String(), err
 }
@@ -107,6 +107,7 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	sshTo(t)
+	t.Setenv(passphraseVariable, "correct horse battery staple")
 	a := example(t)
 	t.Chdir(t.TempDir())
 	if err := os.Symlink(a.url, "store.pebble"); err != nil {
@@ -126,7 +127,7 @@ same name runs the examples one after the other on the store of `+"`turnstone de
 
 `+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open and does not share it, a command
 waits up to `+"`--wait`"+` (2 s). With less than `+"`--min-free`"+` of disk space left (64MiB, on Badger 128MiB), new data is refused; commands that read or
-remove data still work. `+"`--memory`"+` (64MiB) is what a process keeps in memory for speed. `+"`--read-only`"+` opens a store in a directory that no process has open, and changes nothing there. A session id may be shortened to a beginning that no other session has, except in
+remove data still work. `+"`--memory`"+` (64MiB) is what a process keeps in memory for speed. `+"`--read-only`"+` opens a store in a directory that no process has open, and changes nothing there. `+"`--keys`"+` names the keyring of an encrypted store. A session id may be shortened to a beginning that no other session has, except in
 `+"`rm`, `erase`, `tombstone`, `rename`, `bundle`, `push`, `pull`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
 powershell) says how to make your shell complete session ids. Output is coloured only on a terminal, and not if `+"`NO_COLOR`"+` is set. Control characters and
 escape sequences in stored data are made visible before they reach a terminal.

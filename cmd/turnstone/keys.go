@@ -39,10 +39,9 @@ func (a *app) keys() *cobra.Command {
 			passphraseFileVariable + " names, or 32 random bytes in base64 in " + secretVariable + ".\n\n" +
 			"A store that is made with --keys is encrypted; `turnstone copy` makes an encrypted copy of another one. Without the keyring\n" +
 			"nobody can read the store: keep a copy of it, apart from copies of the store.",
-		Example: passphraseVariable + "=… turnstone keys create turnstone.keys\n" +
-			passphraseVariable + "=… turnstone --keys turnstone.keys import SESSION.jsonl",
-		Args: noSuchCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: "turnstone keys create turnstone.keys\nturnstone copy store.pebble encrypted.pebble --keys turnstone.keys\nturnstone sessions --store encrypted.pebble --keys turnstone.keys",
+		Args:    noSuchCommand,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	c.AddCommand(
 		a.keyring("create FILE", "Make a keyring with a key for a namespace", "It fails if there is a file of the name.", "created", sealed.CreateKeyring, (*sealed.Keyring).Add),
@@ -86,7 +85,8 @@ func (a *app) keyring(use, short, more, done string, open func(context.Context, 
 
 func (a *app) keyList() *cobra.Command {
 	return &cobra.Command{
-		Use: "list FILE", Short: "List the namespaces that have a key", Args: cobra.ExactArgs(1),
+		Use: "list FILE", Short: "List the namespaces that have a key", Long: "List the names of the namespaces that have a key, in quotes.", Args: cobra.ExactArgs(1),
+		Example: "turnstone keys add turnstone.keys --namespace team\nturnstone keys list turnstone.keys",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			by, err := wrapper()
 			if err != nil {
@@ -114,7 +114,7 @@ func (a *app) reencrypt() *cobra.Command {
 		Short: "Encrypt a store with the newest key of its keyring",
 		Long: "Encrypt with the newest key of the keyring what is still encrypted with older ones, while other processes use the store.\n" +
 			"After an interruption, the same command goes on.",
-		Example: "turnstone --keys turnstone.keys reencrypt",
+		Example: "turnstone keys rotate turnstone.keys\nturnstone reencrypt --forget --store encrypted.pebble --keys turnstone.keys",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.keyFile == "" {

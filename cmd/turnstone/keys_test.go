@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/engine/sealed"
+	"github.com/turnstonedb/turnstone/internal/testkit"
+)
+
+// A store is encrypted by copying it, and every command works on it, with its keyring and not without.
+func TestES6_TheCommandEncrypts(t *testing.T) {
+	t.Setenv(passphraseVariable, "correct horse")
+	dir := t.TempDir()
+	plain, store, ring := dir+"/plain", dir+"/store", dir+"/ring"
+	refused := func(code int, want string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
+		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != code || !strings.Contains(string(out), want) {
+			t.Errorf("%v: exit code %d, %s", args, cmd.ProcessState.ExitCode(), out)
+		}
+	}
+	must(t, "demo", "--store", plain)
+	must(t, "keys", "create", ring)
+	refused(exitFailed, "exist", "keys", "create", ring)
+	must(t, "keys", "add", ring, "--namespace", "team")
+	if out := must(t, "keys", "list", ring); out != "\"\"\n\"team\"\n" {
+		t.Error(out)
+	}
+	must(t, "--keys", ring, "copy", plain, store)
+	sessions := must(t, "sessions", "--store", plain)
+	same := func(args ...string) {
+		t.Helper()
+		if out := must(t, append(args, "sessions")...); out != sessions {
+			t.Errorf("%v: %s, want\n%s", args, out, sessions)
+		}
+	}
+	same("--keys", ring, "--store", store)
+	refused(exitFailed, "the store is encrypted", "--store", store, "sessions")
+	refused(exitFailed, "not encrypted", "--keys", ring, "--store", plain, "sessions")
+	refused(exitUsage, "reencrypt", "--store", store, "reencrypt", "x")
+	refused(exitUsage, "--keys", "--store", store, "reencrypt")
+
+	file := dir + "/bundle"
+	must(t, "--keys", ring, "--store", store, "bundle", "--all", "-o", file)
+	if text, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(text, []byte(encryptedBundle)) || bytes.Contains(text, []byte("trip")) {
+		t.Errorf("%.100q, %v", text, err)
+	}
+	refused(exitUsage, "the bundle is encrypted", "--store", dir+"/other", "unbundle", file)
+	must(t, "--keys", ring, "--store", dir+"/other", "unbundle", file)
+	must(t, "--keys", ring, "--store", dir+"/other", "verify")
+	must(t, "--keys", ring, "--store", store, "bundle", "--all", "--decrypt", "-o", file)
+	must(t, "--store", dir+"/third", "unbundle", file)
+
+	safe := dir + "/safe"
+	must(t, "--keys", ring, "--store", store, "backup", safe)
+	must(t, "--keys", ring, "backup", "verify", safe)
+	refused(exitDamaged, "", "backup", "verify", safe)
+	must(t, "--keys", ring, "restore", safe, "--to", dir+"/restored")
+	same("--keys", ring, "--store", dir+"/restored")
+	must(t, "--keys", ring, "recover", store, dir+"/recovered")
+	same("--keys", ring, "--store", dir+"/recovered")
+
+	must(t, "keys", "rotate", ring)
+	if out := must(t, "--keys", ring, "--store", store, "reencrypt", "--forget"); !strings.HasPrefix(out, "encrypted ") {
+		t.Error(out)
+	}
+	same("--keys", ring, "--store", store)
+	refused(exitFailed, "the keyring does not have", "--keys", ring, "--store", dir+"/restored", "sessions")
+	must(t, "--keys", ring, "copy", "--decrypt", store, dir+"/back")
+	same("--store", dir+"/back")
+
+	t.Setenv(passphraseVariable, "wrong horse")
+	refused(exitFailed, "another one", "--keys", ring, "--store", store, "sessions")
+	t.Setenv(secretVariable, base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	refused(exitUsage, "set one of", "--keys", ring, "--store", store, "sessions")
+	t.Setenv(passphraseVariable, "")
+	t.Setenv(secretVariable, "short")
+	refused(exitUsage, "32 bytes", "keys", "create", dir+"/new")
+	t.Setenv(secretVariable, "")
+	t.Setenv(passphraseFileVariable, write(t, "passphrase", "correct horse\n"))
+	same("--keys", ring, "--store", store)
+	t.Setenv(keysVariable, ring)
+	same("--store", store)
+	must(t, "keys", "destroy", ring)
+	refused(exitFailed, "no keyset", "--store", store, "sessions")
+}
+
+// Keys are rotated while a host commits, and each command that does so is killed again and again. What was acknowledged
+// is there, and is encrypted with the newest key at the end.
+func TestES4_KeysAreRotatedUnderKills(t *testing.T) {
+	testkit.Slow(t)
+	secret := [32]byte{7}
+	t.Setenv(secretVariable, base64.StdEncoding.EncodeToString(secret[:]))
+	ctx := context.Background()
+	dir := t.TempDir()
+	ring := dir + "/ring"
+	must(t, "keys", "create", ring)
+	e, err := open.Open(ctx, dir+"/store", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	keyring, err := sealed.OpenKeyring(ctx, ring, sealed.Key(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := sealed.Open(ctx, e, keyring, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := turnstone.Open(ctx, in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	stop := make(chan struct{})
+	var hosts sync.WaitGroup
+	acked := make([]int, 4)
+	for i := range acked {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+				}
+				c := turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, acked[i])}}}
+				c.Records = []turnstone.RecordChange{{Key: fmt.Sprint("a/", acked[i]%10), Value: c.Nodes[0].Payload}}
+				if _, err := s.Commit(ctx, c); err != nil {
+					t.Error(err)
+					return
+				}
+				acked[i]++
+			}
+		})
+	}
+	killed := 0
+	for round := 0; round < testkit.Pick(12, 4, 2) || killed < testkit.Pick(60, 10, 4); round++ {
+		for try := 0; !killedAfter(t, time.Duration(rand.IntN(60+20*try))*time.Millisecond, "keys", "rotate", ring); try++ {
+			killed++
+		}
+		for try := 0; !killedAfter(t, time.Duration(rand.IntN(80+30*try))*time.Millisecond, "--keys", ring, "--store", dir+"/store", "reencrypt", "--forget"); try++ {
+			killed++
+		}
+	}
+	close(stop)
+	hosts.Wait()
+	for i, n := range acked {
+		s, err := st.Session(ctx, fmt.Sprint("s", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil || int(state.Revision) != n {
+			t.Errorf("session %d is at revision %d, %d commits were acknowledged: %v", i, state.Revision, n, err)
+		}
+	}
+	if out := must(t, "--keys", ring, "--store", dir+"/store", "reencrypt"); out != "encrypted 0 values anew\n" {
+		t.Error(out)
+	}
+	if out := must(t, "--keys", ring, "--store", dir+"/store", "verify"); !strings.Contains(out, "is right") {
+		t.Error(out)
+	}
+	t.Logf("%d commands were killed", killed)
+}
