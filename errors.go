@@ -228,7 +228,7 @@ var errorKinds = []ErrorKind{
 	{"invalid-bundle", 422, "Invalid", ErrBundle, nil},
 	{"superseded", 409, "", gc.ErrSuperseded, nil},
 	{"unfinished-copy", 503, "Unavailable", ErrUnfinishedCopy, nil},
-	{"encrypted", 503, "", ErrEncrypted, nil},
+	{"encrypted", 503, "", ErrEncrypted, engine.ErrEncrypted},
 	{"format", 500, "", damage.ErrFormat, engine.ErrNewer},
 	{"damaged", 500, "Damaged", damage.ErrDamaged, nil},
 	{"missing", 500, "Damaged", damage.ErrMissing, nil},

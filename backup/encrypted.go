@@ -11,7 +11,8 @@ import (
 
 // Encrypted returns a target that encrypts what it puts into t, with the keys of a namespace. The names of objects are
 // not encrypted: they have numbers and times. A backup that is encrypted with a key that the keyring does not have any
-// more can't be read. Objects of t that are not encrypted are taken for damaged ones.
+// more can't be read. If t has a backup that is not encrypted, the error is sealed.ErrNotEncrypted; without Encrypted that
+// of an encrypted one is sealed.ErrKey. So neither is taken for a damaged one, which a run would replace.
 func Encrypted(t Target, ring *sealed.Keyring, namespace string) Target {
 	return &encrypted{t, ring, namespace}
 }

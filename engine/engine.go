@@ -44,7 +44,8 @@ type Engine interface {
 
 	// Scan yields the pairs of r in ascending byte order of their keys. It
 	// reads in pages; each page is one snapshot, later pages may be newer. The first
-	// OnePage pairs, if they take no more than 256 KiB, are one page. An
+	// OnePage pairs, if they take no more than 256 KiB, are one page; a driver's pages
+	// are larger by what package sealed adds, which is 16 KiB at most. An
 	// error ends the sequence and is its last element.
 	Scan(ctx context.Context, r Range) iter.Seq2[Pair, error]
 
@@ -124,6 +125,8 @@ var (
 	ErrMoved = errors.New("engine: store was moved")
 	// ErrReplaced: the directory of the engine is not at its path any more.
 	ErrReplaced = errors.New("engine: directory was moved, removed or replaced")
+	// ErrEncrypted: what is stored is encrypted, and there is no key for it. See package sealed.
+	ErrEncrypted = errors.New("engine: encrypted")
 	// ErrNewer: a newer version of the driver or its database wrote the files or tables.
 	// They are whole.
 	ErrNewer = errors.New("engine: written by a newer version")
@@ -211,7 +214,7 @@ type Limits struct {
 var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
 
 // DriverLimits is what a driver accepts at least: MinLimits, and what package sealed adds when it encrypts.
-var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2560 << 10, BatchOps: 10_001}
+var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2752 << 10, BatchOps: 10_001}
 
 // PrefixRange returns the range of all keys that begin with p.
 func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }

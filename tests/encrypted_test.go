@@ -262,6 +262,8 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 	}
 	plain, ring := backup.Directory(dir), keyring(t, "")
 	to := backup.Encrypted(plain, ring, "")
+	notEncrypted := backup.Directory(t.TempDir() + "/plain")
+	backedUp(t, st, notEncrypted, backup.Options{})
 	backedUp(t, st, to, backup.Options{})
 	commitTo(t, session(t, st, canary+"1"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})
 	backedUp(t, st, to, backup.Options{})
@@ -283,6 +285,14 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 		if strings.Contains(text, canary) || strings.Contains(path, canary) {
 			t.Errorf("the text is in %s", path)
 		}
+	}
+	for name, of := range map[string][2]any{"an encrypted backup": {plain, sealed.ErrKey}, "a backup that is not": {backup.Encrypted(notEncrypted, ring, ""), sealed.ErrNotEncrypted}} {
+		if _, err := backup.Run(ctx, st, of[0].(backup.Target), backup.Options{}); !errors.Is(err, of[1].(error)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if !maps.Equal(before, objects()) {
+		t.Error("something was written")
 	}
 	must(t, ring.Rotate(ctx, "")) // The backup is read with the older key, and goes on with the new one.
 	commitTo(t, session(t, st, canary+"2"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})

@@ -127,11 +127,12 @@ func (a *app) reencrypt() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				n, err := s.(*sealed.Engine).Reencrypt(cmd.Context())
+				encrypted := s.(*sealed.Engine)
+				n, err := encrypted.Reencrypt(cmd.Context())
 				p := printer{w: cmd.OutOrStdout()}
 				p.printf("encrypted %s anew\n", plural(n, "value"))
 				if err == nil && forget {
-					err = in.openRing.Forget(cmd.Context(), namespace)
+					err = encrypted.Forget(cmd.Context())
 				}
 				return errors.Join(err, p.err)
 			})

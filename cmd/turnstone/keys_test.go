@@ -67,7 +67,16 @@ func TestES6_TheCommandEncrypts(t *testing.T) {
 	safe := dir + "/safe"
 	must(t, "--keys", ring, "--store", store, "backup", safe)
 	must(t, "--keys", ring, "backup", "verify", safe)
-	refused(exitDamaged, "", "backup", "verify", safe)
+	refused(exitFailed, "is encrypted", "backup", "verify", safe)
+	refused(exitFailed, "is encrypted", "--store", plain, "backup", safe)
+	refused(exitFailed, "encrypted", "recover", store, dir+"/none")
+	refused(exitFailed, "encrypted", "copy", plain, store)
+	refused(exitFailed, "encrypted", "copy", store, dir+"/none")
+	if _, err := os.Stat(dir + "/none"); err == nil {
+		t.Error("a command that was refused has made a store")
+	}
+	must(t, "--keys", ring, "recover", plain, dir+"/encrypted")
+	same("--keys", ring, "--store", dir+"/encrypted")
 	must(t, "--keys", ring, "restore", safe, "--to", dir+"/restored")
 	same("--keys", ring, "--store", dir+"/restored")
 	must(t, "--keys", ring, "recover", store, dir+"/recovered")

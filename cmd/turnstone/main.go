@@ -168,7 +168,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
-	flags.StringVar(&a.keyFile, "keys", os.Getenv(keysVariable), "the keyring of an encrypted store (see `turnstone keys`); or set "+keysVariable)
+	flags.StringVar(&a.keyFile, "keys", os.Getenv(keysVariable), "the keyring of an encrypted store, which is a file (see turnstone keys); or set "+keysVariable)
 	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 64MiB (128MiB on Badger)")
 	flags.Var(memoryFlag{&a.options.Memory}, "memory", "what to keep in memory for speed, at least 32MiB; default 64MiB")

@@ -53,7 +53,7 @@ type Options struct {
 	// Logger receives the fixed text of Badger's messages. The driver leaves their arguments out, because they can contain
 	// keys and values. Nil means no logger. Use ignores this field.
 	Logger *slog.Logger
-	// Memory is the budget from which two memtables of 20 MiB are taken. While Badger compacts it takes several hundred
+	// Memory is the budget from which two memtables of 22 MiB are taken. While Badger compacts it takes several hundred
 	// megabytes more, which no budget bounds. Default: the process's own. Use ignores this field.
 	Memory *engine.MemoryBudget
 	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly,
@@ -63,7 +63,7 @@ type Options struct {
 
 const (
 	// memTableSize is the least size of memtables: a transaction may have 15 % of one, and must take the largest batch.
-	memTableSize = 20 << 20
+	memTableSize = 22 << 20
 	// reserveBytes must be free for a batch that reclaims: Badger extends its files by so much at once.
 	reserveBytes = 4 * memTableSize
 	minInodes    = 1000

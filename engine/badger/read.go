@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	pageBytes = 256 << 10 // of a Scan, read in one transaction
+	pageBytes = 272 << 10 // of a Scan, read in one transaction
 	pagePairs = 1000
 )
 

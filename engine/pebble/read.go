@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	pageBytes = 256 << 10 // of a Scan, read from one snapshot
+	pageBytes = 272 << 10 // of a Scan, read from one snapshot
 	pagePairs = 1000
 )
 

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gofrs/flock"
 	"github.com/tink-crypto/tink-go/v2/core/cryptofmt"
@@ -22,6 +23,7 @@ import (
 	tinkkeys "github.com/tink-crypto/tink-go/v2/keyset"
 	"github.com/tink-crypto/tink-go/v2/tink"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 	"github.com/turnstonedb/turnstone/internal/codec"
 )
@@ -52,10 +54,24 @@ type entry struct {
 // ErrKeyring says that a file is no keyring, was changed, or can't be decrypted with this Wrapper.
 var ErrKeyring = errors.New("sealed: keyring can't be read")
 
+// newKeyring returns a keyring whose file is the one that path leads to.
+func newKeyring(path string, by Wrapper) (*Keyring, error) {
+	if by == nil {
+		return nil, fmt.Errorf("%w: the wrapper is nil", engine.ErrInvalid)
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	return &Keyring{path: path, by: by}, nil
+}
+
 // CreateKeyring makes a file for keysets, which has none yet. It fails with an error that matches fs.ErrExist if there
 // is a file of the name.
 func CreateKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, error) {
-	k := &Keyring{path: path, by: by}
+	k, err := newKeyring(path, by)
+	if err != nil {
+		return nil, err
+	}
 	return k, k.change(ctx, func(c *content) (*content, error) {
 		if c != nil {
 			return nil, fmt.Errorf("sealed: keyring %s: %w", path, fs.ErrExist)
@@ -66,9 +82,14 @@ func CreateKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, erro
 
 // OpenKeyring reads the file of a keyring.
 func OpenKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, error) {
-	k := &Keyring{path: path, by: by}
-	_, err := k.read(ctx)
-	return k, err
+	k, err := newKeyring(path, by)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := k.read(ctx); err != nil {
+		return nil, err
+	}
+	return k, nil
 }
 
 // Namespaces returns the names of the namespaces that have a keyset, in order.
@@ -86,6 +107,9 @@ func (k *Keyring) Namespaces(ctx context.Context) (names []string, err error) {
 
 // Add makes a keyset for a namespace. It fails with an error that matches fs.ErrExist if there is one.
 func (k *Keyring) Add(ctx context.Context, namespace string) error {
+	if !utf8.ValidString(namespace) {
+		return fmt.Errorf("%w: the name of the namespace is no UTF-8", engine.ErrInvalid)
+	}
 	return k.edit(ctx, func(c *content) error {
 		if _, ok := c.Namespaces[namespace]; ok {
 			return fmt.Errorf("sealed: a keyset of namespace %q: %w", namespace, fs.ErrExist)
@@ -116,16 +140,16 @@ func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
 	})
 }
 
-// Forget removes all keys of a namespace but the newest one. Engine.Reencrypt must have ended: a store that is still encrypted
-// with another key can't be opened any more, and neither can older copies of it.
-func (k *Keyring) Forget(ctx context.Context, namespace string) error {
+// forget removes the keys of a namespace that were made before one.
+func (k *Keyring) forget(ctx context.Context, namespace string, before uint32) error {
 	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, h *tinkkeys.Handle) error {
-		info := h.KeysetInfo()
-		for _, key := range info.GetKeyInfo() {
-			if key.GetKeyId() != info.GetPrimaryKeyId() {
-				if err := m.Delete(key.GetKeyId()); err != nil {
-					return err
-				}
+		var ids []uint32 // in the order in which they were made
+		for _, key := range h.KeysetInfo().GetKeyInfo() {
+			ids = append(ids, key.GetKeyId())
+		}
+		for _, id := range ids[:max(slices.Index(ids, before), 0)] {
+			if err := m.Delete(id); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -170,7 +194,7 @@ func (k *Keyring) Destroy(ctx context.Context, namespace string) error {
 }
 
 func (k *Keyring) noKey(namespace string) error {
-	return fmt.Errorf("%w: the keyring %s has no keyset of namespace %q", ErrKey, k.path, namespace)
+	return fmt.Errorf("%w: the keyring has no keyset of namespace %q", ErrKey, namespace)
 }
 
 // read returns what the file has now.
@@ -239,7 +263,12 @@ func replace(path string, text []byte) (err error) {
 			err = fmt.Errorf("sealed: keyring: %w", errors.Join(err, os.Remove(f.Name())))
 		}
 	}()
-	_, err = f.Write(text)
+	if was, serr := os.Stat(path); serr == nil {
+		err = f.Chmod(was.Mode().Perm())
+	}
+	if err == nil {
+		_, err = f.Write(text)
+	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}

@@ -19,13 +19,14 @@ import (
 const (
 	partHash  = 8
 	wholeHash = 16
-	mostParts = 8 // that have a hash of their own
+	mostParts = 4 // that have a hash of their own
 )
 
-// The hashes of parts and those of texts have nothing to do with each other.
+// The hashes of parts, of texts and of notes have nothing to do with each other.
 const (
 	ofPart  = 'd'
 	ofWhole = 'w'
+	ofNote  = 'n'
 )
 
 // damagedText begins the text of a key whose text can't be decrypted. What follows is what stands in its place, in
@@ -237,6 +238,9 @@ func (s *scanning) texts(ctx context.Context, r engine.Range) iter.Seq2[engine.P
 				}
 				if p.Value == nil {
 					continue
+				}
+				if !bytes.Equal(p.Key, f.key) { // It was damaged meanwhile.
+					p = engine.Pair{Key: f.key, Value: codec.Forged}
 				}
 			}
 			if !yield(p, nil) {

@@ -45,10 +45,10 @@ import (
 
 var (
 	// ErrKey says that the keyring has no keyset of the namespace, or that its keyset lacks a key that the store is
-	// encrypted with.
-	ErrKey = errors.New("sealed: no key")
-	// ErrNotEncrypted says that the namespace has a store that is not encrypted.
-	ErrNotEncrypted = errors.New("sealed: store is not encrypted")
+	// encrypted with. It matches engine.ErrEncrypted.
+	ErrKey = fmt.Errorf("%w, and there is no key", engine.ErrEncrypted)
+	// ErrNotEncrypted says that the namespace has a store that is not encrypted, or that a stream is not.
+	ErrNotEncrypted = errors.New("sealed: not encrypted")
 )
 
 // An Engine encrypts what it passes to another engine. It has the keys of one namespace and refuses others.
@@ -90,6 +90,21 @@ func Open(ctx context.Context, e engine.Engine, ring *Keyring, namespace string)
 
 // look reads the keyring and the note again.
 func (e *Engine) look(ctx context.Context) (*state, error) {
+	for before := (*state)(nil); ; {
+		st, err := e.read(ctx)
+		if err == nil {
+			e.state.Store(st)
+			return st, nil
+		}
+		if !errors.Is(err, ErrKey) || st == nil || before != nil && bytes.Equal(before.note, st.note) && slices.Equal(before.set.ids, st.set.ids) {
+			return nil, err
+		}
+		before = st // The keys may have been changed between the two reads.
+	}
+}
+
+// read reads the keyring and the note. With an error that matches ErrKey it may return what it has read.
+func (e *Engine) read(ctx context.Context) (*state, error) {
 	set, err := e.ring.keyset(ctx, e.name)
 	if err != nil {
 		return nil, err
@@ -104,45 +119,48 @@ func (e *Engine) look(ctx context.Context) (*state, error) {
 		return nil, fmt.Errorf("%w: namespace %q", ErrNotEncrypted, e.name)
 	}
 	if st.note != nil {
-		ids, err := decodeNote(e.note, st.note)
+		ids, err := set.decodeNote(e.note, st.note)
 		if err != nil {
 			return nil, codec.Corrupt(err, "note of the keys of namespace %q", e.name)
 		}
 		for _, id := range ids {
 			if !set.has(id) {
-				return nil, fmt.Errorf("%w: namespace %q is encrypted with key %08x, which the keyring does not have", ErrKey, e.name, id)
+				return st, fmt.Errorf("%w: namespace %q is encrypted with key %08x, which the keyring does not have", ErrKey, e.name, id)
 			}
 		}
 		st.writes, st.others = ids[0], len(ids) > 1
 	}
-	if st.seal, err = set.sealing(st.writes); err != nil {
-		return nil, err
-	}
-	e.state.Store(st)
-	return st, nil
+	st.seal, err = set.sealing(st.writes)
+	return st, err
 }
 
 // The note says which keys the values of a namespace are encrypted with: the one that is used, and then those that
-// values may still have from before. The first batch writes it, and every batch that writes guards it. So no process
-// goes on with a key that was replaced.
-func encodeNote(key []byte, ids ...uint32) []byte {
+// values may still have from before. The first batch writes it, and every batch guards it. So no process goes on with a
+// key that was replaced. A hash under the secret of the keyset tells that nobody else has made it.
+func (s *keyset) encodeNote(key []byte, ids ...uint32) []byte {
 	var body []byte
 	for _, id := range ids {
 		body = binary.BigEndian.AppendUint32(body, id)
 	}
-	return codec.Encode(key, keys.Encryption, body)
+	sum := s.names.Sum16(ofNote, body)
+	return codec.Encode(key, keys.Encryption, sum[:], body)
 }
 
-func decodeNote(key, value []byte) (ids []uint32, err error) {
+func (s *keyset) decodeNote(key, value []byte) (ids []uint32, err error) {
 	body, err := codec.Decode(key, value, keys.Encryption)
 	if err != nil {
 		return nil, err
 	}
-	if len(body) == 0 || len(body)%4 != 0 {
+	if len(body) < wholeHash+4 || len(body)%4 != 0 {
 		return nil, fmt.Errorf("%w: %d bytes", damage.ErrMalformed, len(body))
 	}
-	for ; len(body) > 0; body = body[4:] {
-		ids = append(ids, binary.BigEndian.Uint32(body))
+	list := body[wholeHash:]
+	for b := list; len(b) > 0; b = b[4:] {
+		ids = append(ids, binary.BigEndian.Uint32(b))
+	}
+	// Who has another keyset is told that the key is missing.
+	if sum := s.names.Sum16(ofNote, list); !bytes.Equal(sum[:], body[:wholeHash]) && !slices.ContainsFunc(ids, func(id uint32) bool { return !s.has(id) }) {
+		return nil, fmt.Errorf("%w: it does not verify with the keys of the store", damage.ErrMalformed)
 	}
 	return ids, nil
 }
@@ -247,6 +265,12 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	stored := make([][]byte, len(b.Guards)) // what stands at the guards' keys, encrypted with another key than the one that is used
 	for {
 		st := e.state.Load()
+		if st.note == nil && b.Ops() > 0 { // The first batch chooses the key.
+			var err error
+			if st, err = e.look(ctx); err != nil {
+				return err
+			}
+		}
 		sealed, err := e.seal(st, b, stored)
 		if err != nil {
 			return err
@@ -267,7 +291,8 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		if i < 0 {
 			return err
 		}
-		if !st.others || b.Guards[i].Value == nil {
+		forged := func(g engine.Pair) bool { return bytes.Equal(g.Value, codec.Forged) } // what does not verify was read
+		if b.Guards[i].Value == nil || !st.others && !slices.ContainsFunc(b.Guards, forged) {
 			return &engine.ConflictError{Key: bytes.Clone(b.Guards[i].Key)}
 		}
 		if err := e.standing(ctx, b, stored); err != nil {
@@ -294,7 +319,7 @@ func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batc
 	}
 	out.Guard(e.note, st.note) // The first one: with another key no other guard holds.
 	if st.note == nil && b.Ops() > 0 {
-		out.Set(e.note, encodeNote(e.note, st.writes))
+		out.Set(e.note, st.set.encodeNote(e.note, st.writes))
 	}
 	for i, g := range b.Guards {
 		p := engine.Pair{Key: st.set.hide(g.Key), Value: stored[i]}
@@ -353,8 +378,7 @@ func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte)
 
 // Reencrypt encrypts what is still encrypted with other keys than the newest of the namespace in the keyring, beside other
 // calls of this and other processes. These read the keyring again when they meet the newest key. If Reencrypt is interrupted,
-// the next call goes on. Afterwards Keyring.Forget may remove the older keys. It returns how many values it has
-// encrypted.
+// the next call goes on. Afterwards Forget may remove the older keys. It returns how many values it has encrypted.
 func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 	if e.state.Load() == nil {
 		return 0, engine.ErrClosed
@@ -362,14 +386,17 @@ func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 	ctx = engine.ForMaintenance(ctx)
 	for {
 		st, err := e.look(ctx)
-		if err != nil || st.note == nil {
-			return values, err
-		}
-		ids, err := decodeNote(e.note, st.note)
 		if err != nil {
 			return values, err
 		}
-		newest := st.set.primary
+		newest, ids := st.set.primary, []uint32(nil)
+		if st.note != nil {
+			if ids, err = st.set.decodeNote(e.note, st.note); err != nil {
+				return values, err
+			}
+		} else { // Nothing is written yet, and who is about to write is to learn of the newest key.
+			ids = []uint32{newest, newest}
+		}
 		if ids[0] == newest && len(ids) == 1 {
 			return values, nil
 		}
@@ -383,11 +410,32 @@ func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 		ids = slices.DeleteFunc(ids, func(id uint32) bool { return id == newest })
 		var b engine.Batch
 		b.Guard(e.note, st.note)
-		b.Set(e.note, encodeNote(e.note, append([]uint32{newest}, ids...)...))
+		b.Set(e.note, st.set.encodeNote(e.note, append([]uint32{newest}, ids...)...))
 		if _, err := engine.ApplyUntilKnown(ctx, e.base, &b); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return values, err
 		}
 	}
+}
+
+// Forget removes from the keyring the keys of the namespace that are older than the one that the store is encrypted with.
+// It reads all values before, and encrypts those that still have an older one. If Reencrypt has not ended, the error is
+// engine.ErrInvalid. Copies of the store, and streams, that are encrypted with a key that was removed can't be read any
+// more.
+func (e *Engine) Forget(ctx context.Context) error {
+	if e.state.Load() == nil {
+		return engine.ErrClosed
+	}
+	st, err := e.look(ctx)
+	if err != nil {
+		return err
+	}
+	if st.others || st.note == nil {
+		return fmt.Errorf("%w: the values of namespace %q are encrypted with several keys: Reencrypt has not ended", engine.ErrInvalid, e.name)
+	}
+	if _, err := e.reencrypt(engine.ForMaintenance(ctx), st); err != nil {
+		return err
+	}
+	return e.ring.forget(ctx, e.name, st.writes)
 }
 
 // reencryptBytes bounds what Reencrypt writes at once.
@@ -497,7 +545,7 @@ func (r *recent) place(hidden []byte) *atomic.Pointer[encrypted] {
 func (r *recent) keep(hidden, value, sealed []byte) {
 	const most = 1 << 10
 	if len(value) <= most {
-		r.place(hidden).Store(&encrypted{hidden, bytes.Clone(value), sealed})
+		r.place(hidden).Store(&encrypted{bytes.Clone(hidden), bytes.Clone(value), sealed})
 	}
 }
 

@@ -1,13 +1,13 @@
 package sealed
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 
+	"github.com/tink-crypto/tink-go/v2/core/cryptofmt"
 	"github.com/tink-crypto/tink-go/v2/tink"
 )
 
@@ -33,6 +33,9 @@ func (k *Keyring) Stream(ctx context.Context, namespace, name string) (*Stream, 
 	return &Stream{set, seal, name}, err
 }
 
+// Encrypted reports whether what begins so is a stream.
+func Encrypted(begin []byte) bool { return len(begin) > 0 && begin[0] == cryptofmt.TinkStartByte }
+
 const (
 	chunkBytes  = 64 << 10
 	chunkSealed = chunkBytes + keySize + sivBytes
@@ -51,23 +54,37 @@ func (s *Stream) bound(number uint64, last bool) []byte {
 
 // Encrypt returns a reader of what r yields, encrypted. An error of r is its error.
 func (s *Stream) Encrypt(r io.Reader) io.Reader {
-	in := bufio.NewReaderSize(r, chunkBytes)
-	number, plain, ended := uint64(0), make([]byte, chunkBytes), false
+	number, have, plain, ended := uint64(0), 0, make([]byte, chunkBytes+1), false // one byte more, which tells the last chunk
 	return &chunks{next: func() ([]byte, error) {
 		if ended {
 			return nil, io.EOF
 		}
-		n, err := io.ReadFull(in, plain)
-		if err == nil {
-			_, err = in.Peek(1)
-		}
-		if ended = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && n > 0; err != nil && !ended {
+		n, whole, err := fill(r, plain[have:])
+		if err != nil {
 			return nil, err
 		}
-		out, err := s.seal.EncryptDeterministically(plain[:n], s.bound(number, ended))
+		have += n
+		ended = !whole
+		out, err := s.seal.EncryptDeterministically(plain[:min(have, chunkBytes)], s.bound(number, ended))
+		have = copy(plain, plain[min(have, chunkBytes):have])
 		number++
 		return out, err
 	}}
+}
+
+// fill reads into b until it is full or r has ended. Any other error than the io.EOF of r itself is a failure.
+func fill(r io.Reader, b []byte) (n int, full bool, err error) {
+	for n < len(b) {
+		k, err := r.Read(b[n:])
+		n += k
+		if err == io.EOF { //nolint:errorlint // a wrapped one is no end
+			return n, n == len(b), nil
+		}
+		if err != nil {
+			return n, false, err
+		}
+	}
+	return n, true, nil
 }
 
 // Decrypt returns length bytes of the content from an offset on, or all that follow if length is negative. It calls get
@@ -87,18 +104,22 @@ func (s *Stream) Decrypt(offset, length int64, get func(offset, length int64) (i
 	}
 	number, text, ended := uint64(first), make([]byte, chunkSealed), false
 	d := &chunks{Closer: in, next: func() ([]byte, error) {
-		n, err := io.ReadFull(in, text)
+		n, _, err := fill(in, text)
 		switch {
-		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+		case err != nil:
 			return nil, err
-		case n == 0 && (ended || length >= 0):
+		case n == 0 && ended:
 			return nil, io.EOF
 		case n == 0:
 			return nil, fmt.Errorf("%w: it ends too early", ErrForged)
 		case ended:
 			return nil, fmt.Errorf("%w: there is more behind its end", ErrForged)
 		}
-		if id, ok := keyOf(text[:n]); ok && !s.set.has(id) {
+		id, ok := keyOf(text[:n])
+		if number == 0 && !Encrypted(text[:n]) {
+			return nil, ErrNotEncrypted
+		}
+		if ok && !s.set.has(id) {
 			return nil, fmt.Errorf("%w: it is encrypted with key %08x, which the keyring does not have", ErrKey, id)
 		}
 		plain, err := s.set.primitive.DecryptDeterministically(text[:n], s.bound(number, false))

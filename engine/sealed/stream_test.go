@@ -95,12 +95,33 @@ func TestES7_AForgedStreamIsKnown(t *testing.T) {
 	for name, forged := range map[string][]byte{
 		"empty": nil, "a byte": text[:1], "cut at a chunk": text[:2*sealedChunk], "cut in a chunk": text[:2*sealedChunk+50], "flipped": flipped,
 		"longer": join(text, []byte("x")), "twice": join(text, text), "in another order": join(text[sealedChunk:2*sealedChunk], text[:sealedChunk], text[2*sealedChunk:]),
-		"another end": join(text[:2*sealedChunk], other[sealedChunk:]), "without its begin": text[sealedChunk:], "plain": random(100),
+		"another end": join(text[:2*sealedChunk], other[sealedChunk:]), "without its begin": text[sealedChunk:],
 	} {
 		got, err := whole(s, forged, 0, -1)
 		if !errors.Is(err, sealed.ErrForged) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
 		}
+	}
+	if _, err := whole(s, []byte("BZh"), 0, -1); !errors.Is(err, sealed.ErrNotEncrypted) {
+		t.Error(err)
+	}
+	for _, n := range []int{0, 10, chunk, chunk + 100} { // a connection that is cut is no end
+		cut := io.MultiReader(bytes.NewReader(random(n)), iotest.ErrReader(io.ErrUnexpectedEOF))
+		if _, err := io.ReadAll(s.Encrypt(cut)); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%d bytes were encrypted: %v", n, err)
+		}
+		r, err := s.Decrypt(0, -1, func(int64, int64) (io.ReadCloser, error) {
+			return io.NopCloser(io.MultiReader(bytes.NewReader(text[:n]), iotest.ErrReader(io.ErrUnexpectedEOF))), nil
+		})
+		if err == nil {
+			_, err = io.ReadAll(r)
+		}
+		if !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, sealed.ErrForged) {
+			t.Errorf("%d bytes were decrypted: %v", n, err)
+		}
+	}
+	if got, err := whole(s, text[:2*sealedChunk], 0, 3*chunk); !errors.Is(err, sealed.ErrForged) {
+		t.Errorf("%d bytes of a range, %v", len(got), err)
 	}
 	if _, err := whole(stream(t, k, "another name"), text, 0, -1); !errors.Is(err, sealed.ErrForged) {
 		t.Error(err)

@@ -48,8 +48,8 @@ type passphrase string
 // Parameters of Argon2id, and bounds of those that a file may ask for.
 const (
 	saltBytes            = 16
-	passes, mostPasses   = 3, 100
-	memory, mostMemory   = 64 << 10, 4 << 20 // KiB
+	passes, mostPasses   = 3, 10
+	memory, mostMemory   = 64 << 10, 1 << 20 // KiB
 	lanes                = 4
 	passphraseParameters = saltBytes + 9
 )
@@ -130,6 +130,10 @@ func encodeFile(ctx context.Context, c *content, by Wrapper) ([]byte, error) {
 	if f.Sealed, err = encrypt(key, text, []byte(format)); err != nil {
 		return nil, err
 	}
+	return f.encode()
+}
+
+func (f *file) encode() ([]byte, error) {
 	out, err := json.MarshalIndent(f, "", "  ")
 	return append(out, '\n'), err
 }
@@ -140,6 +144,9 @@ func decodeFile(ctx context.Context, text []byte, by Wrapper) (*content, error) 
 	d.DisallowUnknownFields()
 	if err := d.Decode(&f); err != nil {
 		return nil, err
+	}
+	if same, err := f.encode(); err != nil || !bytes.Equal(same, text) {
+		return nil, errors.New("it was changed")
 	}
 	if f.Format != format {
 		return nil, fmt.Errorf("its format is %.40q, and %q is known", f.Format, format)

@@ -220,7 +220,7 @@ func (o *owner) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 // page reads one page of r.
 func (o *owner) page(ctx context.Context, r engine.Range) (pairs []engine.Pair, more bool, err error) {
 	// The drivers' pages are as large, so that they read no pair in vain.
-	const pagePairs, pageBytes = 1000, 256 << 10
+	const pagePairs, pageBytes = 1000, 272 << 10
 	size := 0
 	o.gate.RLock()
 	defer o.gate.RUnlock()

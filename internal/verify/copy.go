@@ -24,6 +24,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // ErrOtherStore says that the target holds another store than the source.
@@ -131,6 +132,13 @@ func (c *copier) pass(ctx context.Context) (done bool, err error) {
 // check reads what the source and the target are. It refuses to overwrite another store, or
 // what was committed to an earlier copy.
 func (c *copier) check(ctx context.Context) error {
+	for _, e := range []engine.Engine{c.From, c.To} {
+		if vs, err := e.Get(ctx, keys.EncryptionKey(c.Namespace)); err != nil {
+			return err
+		} else if vs[0] != nil {
+			return fmt.Errorf("%w (namespace %q)", session.ErrEncrypted, c.Namespace)
+		}
+	}
 	if err := c.readSource(ctx); err != nil {
 		return err
 	}
