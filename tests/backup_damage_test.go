@@ -20,6 +20,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // spoil alters the records of a store that a function names, and returns how to put them back.
@@ -271,6 +272,7 @@ func TestBK7_ADamagedSessionIsLookedAtAgain(t *testing.T) {
 // Whichever record of a store is damaged, a backup has the sessions that can be read, says what can't, and has all when
 // it is mended.
 func TestBK7_WhateverIsDamagedTheOthersAreCopied(t *testing.T) {
+	testkit.OneGoroutine(t)
 	e, st, _, _ := telling(t)
 	for _, id := range []string{"a", "b", "c"} {
 		commitTo(t, create(t, st, turnstone.Request{ID: id}, random(400, 1)), turnstone.Commit{Checkpoint: map[string][]byte{"p": random(300, 2)}})

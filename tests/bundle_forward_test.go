@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A session that goes on gets what it does not have, and stays the same session.
@@ -83,6 +84,7 @@ func partOf(r int) turnstone.Commit {
 // What the other side has pruned is pruned here in the batch that brings it, so a call that is cut off leaves nothing that
 // can't be read.
 func TestBU2_TheFloorComesWithTheCommits(t *testing.T) {
+	testkit.OneGoroutine(t)
 	_, from := onMemory(t, nil)
 	s := create(t, from, turnstone.Request{ID: "a"})
 	for r := range 3 {
