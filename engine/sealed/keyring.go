@@ -128,8 +128,8 @@ func (k *Keyring) Add(ctx context.Context, namespace string) error {
 	})
 }
 
-// Rotate adds a new key to the keyset of a namespace, which Engine.Reencrypt encrypts the store with. Where processes on
-// several machines have the store open, give all of them the new file before that.
+// Rotate adds a new key to the keyset of a namespace, which Engine.Reencrypt encrypts the store with. Where processes
+// on several machines have the store open, give all of them the new file before that.
 func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
 	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, _ *tinkkeys.Handle) error {
 		id, err := m.Add(daead.AESSIVKeyTemplate())
@@ -280,7 +280,7 @@ func replace(path string, text []byte) (err error) {
 
 func bytesOf(h *tinkkeys.Handle) ([]byte, error) {
 	var b bytes.Buffer
-	err := insecurecleartextkeyset.Write(h, tinkkeys.NewBinaryWriter(&b)) // The file that has them is encrypted as a whole.
+	err := insecurecleartextkeyset.Write(h, tinkkeys.NewBinaryWriter(&b)) // The file is encrypted as a whole.
 	return b.Bytes(), err
 }
 

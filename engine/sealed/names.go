@@ -106,8 +106,8 @@ func (s *keyset) open(hidden, value []byte) engine.Pair {
 	return engine.Pair{Key: key, Value: b[k+int(size):]}
 }
 
-// Scanner returns what decrypts the store of a namespace in a damaged database, of which nothing but Scan is asked: see
-// package recovery. Where one record of a session can't be read, none of its records may come.
+// Scanner returns what decrypts the store of a namespace in a damaged database, of which nothing but Scan is asked:
+// see package recovery. Where one record of a session can't be read, none of its records may come.
 func Scanner(ctx context.Context, from engine.Scanner, ring *Keyring, namespace string) (engine.Scanner, error) {
 	set, err := ring.keyset(ctx, namespace)
 	if err != nil {

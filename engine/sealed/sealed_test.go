@@ -260,7 +260,8 @@ func TestES4_WhoWasAwayGoesOnWithTheNewKey(t *testing.T) {
 	}
 }
 
-// A store that nobody has written to yet is encrypted with the newest key, although it was opened before that was made.
+// A store that nobody has written to yet is encrypted with the newest key, although it was opened before that was
+// made.
 func TestES4_TheFirstBatchHasTheNewestKey(t *testing.T) {
 	for _, written := range []bool{false, true} {
 		path, ring := newRing(t, "")

@@ -15,8 +15,8 @@ import (
 var ErrForged = errors.New("sealed: it does not verify with the keys of the namespace")
 
 // A Stream encrypts and decrypts what is too large for a value: a bundle, an object of a backup. It is cut into chunks
-// of 64 KiB, each of which is encrypted with AES-SIV, bound to the name of the stream, its number, and whether it is the
-// last one. So a part can be read alone. Streams of one name and equal contents have equal chunks.
+// of 64 KiB, each of which is encrypted with AES-SIV, bound to the name of the stream, its number, and whether it is
+// the last one. So a part can be read alone. Streams of one name and equal contents have equal chunks.
 type Stream struct {
 	set  *keyset
 	seal tink.DeterministicAEAD
@@ -42,7 +42,8 @@ const (
 	sivBytes    = 16 // of the synthetic initialization vector
 )
 
-// bound returns what a chunk is bound to. No key of a store is like that: those are shorter, or have no such beginning.
+// bound returns what a chunk is bound to. No key of a store is like that: those are shorter, or have no such
+// beginning.
 func (s *Stream) bound(number uint64, last bool) []byte {
 	out := append([]byte("turnstone stream\x00"), s.name...)
 	out = binary.BigEndian.AppendUint64(append(out, 0), number)
@@ -54,7 +55,8 @@ func (s *Stream) bound(number uint64, last bool) []byte {
 
 // Encrypt returns a reader of what r yields, encrypted. An error of r is its error.
 func (s *Stream) Encrypt(r io.Reader) io.Reader {
-	number, have, plain, ended := uint64(0), 0, make([]byte, chunkBytes+1), false // one byte more, which tells the last chunk
+	number, have, ended := uint64(0), 0, false
+	plain := make([]byte, chunkBytes+1) // one byte more, which tells the last chunk
 	return &chunks{next: func() ([]byte, error) {
 		if ended {
 			return nil, io.EOF
@@ -87,9 +89,9 @@ func fill(r io.Reader, b []byte) (n int, full bool, err error) {
 	return n, true, nil
 }
 
-// Decrypt returns length bytes of the content from an offset on, or all that follow if length is negative. It calls get
-// for bytes of what Encrypt has made, and closes what that returns. All that follow end with ErrForged if the stream
-// was cut off.
+// Decrypt returns length bytes of the content from an offset on, or all that follow if length is negative. It calls
+// get for bytes of what Encrypt has made, and closes what that returns. All that follow end with ErrForged if the
+// stream was cut off.
 func (s *Stream) Decrypt(offset, length int64, get func(offset, length int64) (io.ReadCloser, error)) (io.ReadCloser, error) {
 	if offset < 0 {
 		return nil, fmt.Errorf("%w: an offset of %d bytes", ErrForged, offset)
