@@ -37,6 +37,9 @@ func (a *app) demo() *cobra.Command {
 				}
 				url = filepath.Join(dir, "store")
 			}
+			if a.keyFile != "" {
+				return usageError{fmt.Errorf("the demo makes a store that is not encrypted: run it without --keys and %s", keysVariable)}
+			}
 			d := &demonstration{app: &app{url: url}, p: printer{w: cmd.OutOrStdout()}}
 			if err := d.fresh(cmd.Context()); err != nil {
 				return err

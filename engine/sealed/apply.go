@@ -127,7 +127,14 @@ func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte)
 		return err
 	}
 	for _, v := range vs {
-		if v != nil && !st.set.knows(v) { // The note has changed, and is the first guard.
+		if v == nil || st.set.knows(v) {
+			continue
+		}
+		now, err := e.look(ctx)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(now.note, st.note) { // The key is another one now: the caller encrypts the batch with that.
 			clear(stored)
 			return nil
 		}

@@ -72,7 +72,10 @@ func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 		}
 		if ids[0] == newest {
 			n, err := e.reencrypt(ctx, st)
-			if values += n; err != nil {
+			if values += n; errors.Is(err, engine.ErrConflict) {
+				continue
+			}
+			if err != nil {
 				return values, err
 			}
 			ids = nil
@@ -88,7 +91,7 @@ func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 }
 
 // Forget removes from the keyring the keys of the namespace that are older than the one that the store is encrypted
-// with. It reads all values before, and encrypts those that still have an older one. If Reencrypt has not ended, the
+// with. It reads all values before, and encrypts those that still have an older one. If Reencrypt was cut off, the
 // error is engine.ErrInvalid. Copies of the store, and streams, that are encrypted with a key that was removed can't
 // be read any more.
 func (e *Engine) Forget(ctx context.Context) error {
@@ -114,12 +117,19 @@ const reencryptBytes = 256 << 10
 // reencrypt encrypts with the key that is used what is encrypted with another one.
 func (e *Engine) reencrypt(ctx context.Context, st *state) (values int, err error) {
 	var b engine.Batch
+	otherKey := func(err error) bool { // It conflicts with another rotation.
+		var c *engine.ConflictError
+		return errors.As(err, &c) && bytes.Equal(c.Key, e.note)
+	}
 	apply := func() error {
 		_, err := engine.ApplyUntilKnown(ctx, e.base, &b)
+		if otherKey(err) {
+			return err
+		}
 		if errors.Is(err, engine.ErrConflict) && len(b.Sets) > 1 { // Those that were changed meanwhile have the key.
 			for i := range b.Sets {
 				one := engine.Batch{Guards: []engine.Pair{b.Guards[0], b.Guards[i+1]}, Sets: b.Sets[i : i+1]}
-				if _, err = engine.ApplyUntilKnown(ctx, e.base, &one); err != nil && !errors.Is(err, engine.ErrConflict) {
+				if _, err = engine.ApplyUntilKnown(ctx, e.base, &one); err != nil && (otherKey(err) || !errors.Is(err, engine.ErrConflict)) {
 					return err
 				}
 			}

@@ -155,6 +155,7 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		}
 		hidden[i] = st.set.hide(k)
 	}
+	first := st.set
 	vs, err := e.base.Get(ctx, hidden...)
 	if err != nil {
 		return nil, err
@@ -167,7 +168,8 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 			vs[i] = nil
 			continue
 		}
-		for !st.set.knows(v) {
+		set := first // What was read before a key was forgotten may have it.
+		for !set.knows(v) && !st.set.knows(v) {
 			before := st
 			if st, err = e.look(ctx); err != nil {
 				return nil, err
@@ -176,7 +178,10 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 				break
 			}
 		}
-		p := st.set.open(hidden[i], v)
+		if !set.knows(v) {
+			set = st.set
+		}
+		p := set.open(hidden[i], v)
 		if vs[i] = p.Value; !bytes.Equal(p.Key, ks[i]) {
 			vs[i] = codec.Forged
 		}
@@ -189,15 +194,23 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	if e.state.Load() == nil {
 		return func(yield func(engine.Pair, error) bool) { yield(engine.Pair{}, engine.ErrClosed) }
 	}
+	first := e.state.Load().set // A page that was read before a key was forgotten may have it.
 	s := &scanning{from: e.base, note: e.note, known: func(v []byte) (*keyset, error) {
+		if v == nil || first.knows(v) {
+			return first, nil
+		}
 		for st := e.state.Load(); ; {
-			if v == nil || st.set.knows(v) {
+			if st.set.knows(v) {
 				return st.set, nil
 			}
-			before, err := st, error(nil)
-			if st, err = e.look(ctx); err != nil || bytes.Equal(st.note, before.note) {
-				return st.set, err
+			now, err := e.look(ctx)
+			if err != nil {
+				return nil, err
 			}
+			if bytes.Equal(now.note, st.note) { // No key of the store.
+				return now.set, nil
+			}
+			st = now
 		}
 	}}
 	return s.scan(ctx, clip(r, e.prefix))
