@@ -9,10 +9,10 @@ import (
 	"github.com/turnstonedb/turnstone/engine/sealed"
 )
 
-// Encrypted returns a target that encrypts what it puts into t, with the keys of a namespace. The names of objects are
-// not encrypted: they have numbers and times. A backup that is encrypted with a key that the keyring does not have any
-// more can't be read. If t has a backup that is not encrypted, the error is sealed.ErrNotEncrypted; without Encrypted that
-// of an encrypted one is sealed.ErrKey. So neither is taken for a damaged one, which a run would replace.
+// Encrypted returns a target that encrypts what is put into t, with the keys of a namespace. It does not encrypt the
+// names of objects, which have numbers and times. A generation that is encrypted with a key that the keyring lacks is
+// sealed.ErrKey: Options.NewGeneration makes a run begin another one. If t has a backup that is not encrypted, a run
+// fails with sealed.ErrNotEncrypted. Without Encrypted a run fails with engine.ErrEncrypted if t has an encrypted one.
 func Encrypted(t Target, ring *sealed.Keyring, namespace string) Target {
 	return &encrypted{t, ring, namespace}
 }

@@ -7,6 +7,8 @@ import (
 	"sort"
 	"strings"
 	"time"
+
+	"github.com/turnstonedb/turnstone/engine/sealed"
 )
 
 // A Generation is a copy of all sessions, with the changes that follow it.
@@ -28,7 +30,7 @@ func Generations(ctx context.Context, of Target) ([]Generation, error) {
 	var out []Generation
 	for _, name := range names {
 		g, err := generationOf(ctx, of, name)
-		if errors.Is(err, ErrTarget) {
+		if errors.Is(err, ErrTarget) || errors.Is(err, sealed.ErrKey) {
 			g.Problem = err.Error()
 		} else if err != nil {
 			return nil, err
@@ -129,7 +131,7 @@ func Expire(ctx context.Context, of Target, before time.Time) (removed int, err 
 			x, err = readIndex(ctx, of, name, g.Complete)
 			reached = err == nil && x.Lacking == 0 // Else an earlier generation may have what it lacks.
 		}
-		if err != nil && !errors.Is(err, ErrTarget) {
+		if err != nil && !errors.Is(err, ErrTarget) && !errors.Is(err, sealed.ErrKey) {
 			return removed, err
 		}
 	}
@@ -139,7 +141,7 @@ func Expire(ctx context.Context, of Target, before time.Time) (removed int, err 
 // remove removes a generation. If it is cut off, what is left is a generation that ends earlier, or has no runs.
 func remove(ctx context.Context, of Target, generation string) error {
 	runs, err := runsOf(ctx, of, generation)
-	if err != nil && !errors.Is(err, ErrTarget) {
+	if err != nil && !errors.Is(err, ErrTarget) && !errors.Is(err, sealed.ErrKey) {
 		return err
 	}
 	for run := runs; run > 0; run-- {

@@ -19,6 +19,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -228,7 +229,7 @@ func readRun(ctx context.Context, from Target, generation string, run int, sessi
 	fail := func(err error) (header, sum, error) { return h, total, fmt.Errorf("%w: %s: %w", ErrTarget, name, err) }
 	in := bufio.NewReader(o)
 	if begin, err := in.Peek(1); err == nil && sealed.Encrypted(begin) {
-		return h, total, fmt.Errorf("%w: %s is encrypted", sealed.ErrKey, name)
+		return h, total, fmt.Errorf("%w: %s", engine.ErrEncrypted, name)
 	}
 	kept := &failing{r: in}
 	expanded := 0 // bytes of lines

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/push"
 )
 
@@ -125,7 +126,7 @@ func (b *backup) newest(ctx context.Context, r *Report) (*index, error) {
 			x, err = readIndex(ctx, b.to, name, last)
 		}
 		switch {
-		case errors.Is(err, ErrTarget):
+		case errors.Is(err, ErrTarget), errors.Is(err, sealed.ErrKey) && b.o.NewGeneration:
 			r.Damaged = err
 			return nil, nil
 		case err != nil || x != nil:

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/zeebo/blake3"
 )
 
@@ -56,7 +57,7 @@ func Verify(ctx context.Context, of Target, o VerifyOptions) (*Verified, error) 
 
 // note notes an error that says what is damaged. It returns others.
 func (v *Verified) note(err error) error {
-	if err == nil || !errors.Is(err, ErrTarget) {
+	if err == nil || !errors.Is(err, ErrTarget) && !errors.Is(err, sealed.ErrKey) {
 		return err
 	}
 	v.Problems = append(v.Problems, err)

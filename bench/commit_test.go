@@ -28,6 +28,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 var ctx = context.Background()
@@ -133,14 +134,7 @@ func BenchmarkCommit64(b *testing.B) {
 
 // encrypt returns an engine that encrypts what it keeps in another one.
 func encrypt(b *testing.B, e engine.Engine) (engine.Engine, error) {
-	ring, err := sealed.CreateKeyring(ctx, b.TempDir()+"/keys", sealed.Key([32]byte{1}))
-	if err == nil {
-		err = ring.Add(ctx, "")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return sealed.Open(ctx, e, ring, "")
+	return sealed.Open(ctx, e, storetest.Keyring(b, ""), "")
 }
 
 func report(b *testing.B) {

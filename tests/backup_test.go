@@ -118,7 +118,7 @@ func TestBK1_EachRunCanBeRestored(t *testing.T) {
 			}
 			to := backup.Directory(t.TempDir() + "/backup")
 			if seed%3 == 1 {
-				to = backup.Encrypted(to, keyring(t, ""), "")
+				to = backup.Encrypted(to, storetest.Keyring(t, ""), "")
 			}
 			p := newPast(t, st, seed)
 			p.forgets = true

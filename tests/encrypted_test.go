@@ -22,7 +22,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
+	"github.com/turnstonedb/turnstone/recovery"
 )
 
 // canary is in each text that a caller gives in a test.
@@ -181,19 +183,10 @@ func fillRich(t *testing.T, e engine.Engine) {
 	must(t, st.Close())
 }
 
-// keyring returns a new keyring that has a key for a namespace.
-func keyring(t *testing.T, namespace string) *sealed.Keyring {
-	t.Helper()
-	ring, err := sealed.CreateKeyring(ctx, t.TempDir()+"/keys", sealed.Key([32]byte{1}))
-	must(t, err)
-	must(t, ring.Add(ctx, namespace))
-	return ring
-}
-
 // encrypted returns an engine that encrypts a namespace of another one, with a key of its own.
 func encrypted(t *testing.T, base engine.Engine, namespace string) engine.Engine {
 	t.Helper()
-	e, err := sealed.Open(ctx, base, keyring(t, namespace), namespace)
+	e, err := sealed.Open(ctx, base, storetest.Keyring(t, namespace), namespace)
 	must(t, err)
 	return e
 }
@@ -260,7 +253,7 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 	for i := range 3 {
 		create(t, st, turnstone.Request{ID: fmt.Sprint(canary, i)}, []byte(canary))
 	}
-	plain, ring := backup.Directory(dir), keyring(t, "")
+	plain, ring := backup.Directory(dir), storetest.Keyring(t, "")
 	to := backup.Encrypted(plain, ring, "")
 	notEncrypted := backup.Directory(t.TempDir() + "/plain")
 	backedUp(t, st, notEncrypted, backup.Options{})
@@ -286,7 +279,7 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 			t.Errorf("the text is in %s", path)
 		}
 	}
-	for name, of := range map[string][2]any{"an encrypted backup": {plain, sealed.ErrKey}, "a backup that is not": {backup.Encrypted(notEncrypted, ring, ""), sealed.ErrNotEncrypted}} {
+	for name, of := range map[string][2]any{"an encrypted backup": {plain, engine.ErrEncrypted}, "a backup that is not": {backup.Encrypted(notEncrypted, ring, ""), sealed.ErrNotEncrypted}} {
 		if _, err := backup.Run(ctx, st, of[0].(backup.Target), backup.Options{}); !errors.Is(err, of[1].(error)) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -302,7 +295,7 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 	asItStands(t, st, to)
 	before = objects()
 	must(t, ring.Destroy(ctx, ""))
-	for name, without := range map[string]backup.Target{"destroyed": to, "another": backup.Encrypted(plain, keyring(t, ""), "")} {
+	for name, without := range map[string]backup.Target{"destroyed": to, "another": backup.Encrypted(plain, storetest.Keyring(t, ""), "")} {
 		if _, err := backup.Run(ctx, st, without, backup.Options{}); !errors.Is(err, sealed.ErrKey) {
 			t.Errorf("%s: a run: %v", name, err)
 		}
@@ -313,5 +306,66 @@ func TestES7_BackupsAreEncrypted(t *testing.T) {
 	}
 	if !maps.Equal(before, objects()) {
 		t.Error("something was written")
+	}
+}
+
+// A backup whose key was forgotten is listed and verified as such, and a new generation can be begun beside it.
+func TestES7_AGenerationWhoseKeyWasForgottenIsReplaced(t *testing.T) {
+	base, ring := memory.New(), storetest.Keyring(t, "")
+	e, err := sealed.Open(ctx, base, ring, "")
+	must(t, err)
+	st := openStore(t, e, nil)
+	create(t, st, turnstone.Request{ID: "a"}, []byte("1"))
+	to := backup.Encrypted(backup.Directory(t.TempDir()+"/backup"), ring, "")
+	backedUp(t, st, to, backup.Options{})
+	must(t, ring.Rotate(ctx, ""))
+	_, err = e.Forget(ctx)
+	must(t, err)
+	all, err := backup.Generations(ctx, to)
+	if err != nil || len(all) != 1 || all[0].Problem == "" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if v, err := backup.Verify(ctx, to, backup.VerifyOptions{}); err != nil || len(v.Problems) == 0 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if _, err := backup.Run(ctx, st, to, backup.Options{}); !errors.Is(err, sealed.ErrKey) {
+		t.Error(err)
+	}
+	if r := backedUp(t, st, to, backup.Options{NewGeneration: true}); !r.New {
+		t.Errorf("%+v", r)
+	}
+	got, _ := restored(t, to, backup.RestoreOptions{})
+	sameAlive(t, aliveIn(t, st), aliveIn(t, got))
+}
+
+// A damaged store is read with its keys if it is encrypted, whatever of it is damaged, and as it is if it is not.
+func TestES6_ADamagedStoreIsDecrypted(t *testing.T) {
+	plain, base, ring := memory.New(), memory.New(), storetest.Keyring(t, "")
+	fillRich(t, plain)
+	e, err := sealed.Open(ctx, base, ring, "")
+	must(t, err)
+	fillRich(t, e)
+	for _, key := range [][]byte{keys.StoreKey(""), keys.EncryptionKey("")} { // What tells of encryption is gone.
+		for _, e := range []engine.Engine{plain, base} {
+			must(t, e.Apply(ctx, &engine.Batch{Deletes: [][]byte{key}}))
+		}
+	}
+	if s, err := sealed.Scanner(ctx, plain, ring, ""); s != engine.Scanner(plain) || err != nil {
+		t.Error(s, err)
+	}
+	if s, err := sealed.Scanner(ctx, plain, nil, ""); s != engine.Scanner(plain) || err != nil {
+		t.Error(s, err)
+	}
+	for _, r := range []*sealed.Keyring{nil, storetest.Keyring(t), storetest.Keyring(t, "other")} {
+		if _, err := sealed.Scanner(ctx, base, r, ""); !errors.Is(err, sealed.ErrKey) {
+			t.Error(err)
+		}
+	}
+	s, err := sealed.Scanner(ctx, base, ring, "")
+	must(t, err)
+	_, to := onMemory(t, nil)
+	r, err := recovery.Run(ctx, s, to, recovery.Options{})
+	if err != nil || len(ids(t, to)) == 0 || r.Damaged > 0 {
+		t.Errorf("%+v, %v, %q", r, err, ids(t, to))
 	}
 }

@@ -127,15 +127,7 @@ func TestBK9_AKilledBackupLosesNothing(t *testing.T) {
 func TestBK9_TheCommandBacksUpAndRestores(t *testing.T) {
 	dir := t.TempDir()
 	store, safe := dir+"/store", dir+"/safe"
-	refused := func(code int, want string, args ...string) {
-		t.Helper()
-		cmd := exec.Command(os.Args[0], args...)
-		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
-		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != code || !strings.Contains(string(out), want) {
-			t.Errorf("%v: exit code %d, %s", args, cmd.ProcessState.ExitCode(), out)
-		}
-	}
-	refused(exitNotFound, "no store at", "backup", safe, "--store", store)
+	refused(t, exitNotFound, "no store at", "backup", safe, "--store", store)
 	if _, err := os.Stat(safe); err == nil {
 		t.Error("a command that failed has made a directory")
 	}
@@ -171,13 +163,13 @@ func TestBK9_TheCommandBacksUpAndRestores(t *testing.T) {
 	if out := must(t, "backup", "list", safe); !strings.Contains(out, "2 runs") {
 		t.Error(out)
 	}
-	refused(exitUsage, "want a time as", "restore", safe, "--at", "yesterday", "--store", store)
-	refused(exitNotFound, "no backup of that time", "restore", safe, "--at", "2001-01-01", "--to", dir+"/none")
-	refused(exitNotFound, "no backup", "restore", dir+"/nothing", "--to", dir+"/none")
-	refused(exitNotFound, `session not found: "nobody"`, "restore", safe, "nobody", "--store", store)
-	refused(exitUsage, "--as is for one session", "restore", safe, "--as", "x", "--store", store)
-	refused(exitUsage, "no object store is called", "backup", "ftp://host", "--store", store)
-	refused(exitUsage, "--new-generation is for one", "backup", safe, "--new-generation", "--every", "1m", "--store", store)
+	refused(t, exitUsage, "want a time as", "restore", safe, "--at", "yesterday", "--store", store)
+	refused(t, exitNotFound, "no backup of that time", "restore", safe, "--at", "2001-01-01", "--to", dir+"/none")
+	refused(t, exitNotFound, "no backup", "restore", dir+"/nothing", "--to", dir+"/none")
+	refused(t, exitNotFound, `session not found: "nobody"`, "restore", safe, "nobody", "--store", store)
+	refused(t, exitUsage, "--as is for one session", "restore", safe, "--as", "x", "--store", store)
+	refused(t, exitUsage, "no object store is called", "backup", "ftp://host", "--store", store)
+	refused(t, exitUsage, "--new-generation is for one", "backup", safe, "--new-generation", "--every", "1m", "--store", store)
 	if _, err := os.Stat(dir + "/none"); err == nil {
 		t.Error("a command that failed has made a store")
 	}
@@ -193,8 +185,8 @@ func TestBK9_TheCommandBacksUpAndRestores(t *testing.T) {
 	if err := os.WriteFile(packs[0], whole, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused(exitDamaged, "damaged backup: 2 problems", "backup", "verify", safe)
-	refused(exitDamaged, `session "trip": `, "restore", safe, "--to", dir+"/rest")
+	refused(t, exitDamaged, "damaged backup: 2 problems", "backup", "verify", safe)
+	refused(t, exitDamaged, `session "trip": `, "restore", safe, "--to", dir+"/rest")
 }
 
 // With --every, the command goes on until it is interrupted, and ends well then.

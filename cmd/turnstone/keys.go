@@ -51,9 +51,14 @@ func (a *app) keys() *cobra.Command {
 			"`turnstone reencrypt` encrypts the store with it, which goes on with the older key until then. If several machines\nhave the store open, give all of them the new file before that.",
 			"rotated", sealed.OpenKeyring, (*sealed.Keyring).Rotate),
 		a.keyring("destroy FILE", "Remove all keys of a namespace",
-			"Nobody can read the namespace any more, nor any copy of it, unless there is another copy of the keyring.",
+			"Nobody can read the namespace any more, nor any copy of it, unless there is another copy of the keyring. Stop the hosts\nbefore that.",
 			"destroyed", sealed.OpenKeyring, (*sealed.Keyring).Destroy),
 	)
+	for _, below := range c.Commands() {
+		if below.Name() == "destroy" {
+			_ = below.MarkFlagRequired("namespace") // There is such a flag.
+		}
+	}
 	return c
 }
 
@@ -127,19 +132,19 @@ func (a *app) reencrypt() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				encrypted := s.(*sealed.Engine)
-				n, err := encrypted.Reencrypt(cmd.Context())
+				reencrypt := s.(*sealed.Engine).Reencrypt
+				if forget {
+					reencrypt = s.(*sealed.Engine).Forget
+				}
+				n, err := reencrypt(cmd.Context())
 				p := printer{w: cmd.OutOrStdout()}
 				p.printf("encrypted %s anew\n", plural(n, "value"))
-				if err == nil && forget {
-					err = encrypted.Forget(cmd.Context())
-				}
 				return errors.Join(err, p.err)
 			})
 		},
 	}
 	c.Flags().StringVar(&namespace, "namespace", "", "the namespace; default the one that the other commands use")
-	c.Flags().BoolVar(&forget, "forget", false, "then remove the older keys: copies of the store that are encrypted with them can't be read any more")
+	c.Flags().BoolVar(&forget, "forget", false, "then remove the older keys: other stores, backups and bundles that are encrypted with them can't be read any more")
 	return c
 }
 
@@ -192,13 +197,16 @@ func (a *app) decrypted(ctx context.Context, e engine.Engine, namespace string) 
 		return e, err
 	}
 	s, err := sealed.Open(ctx, e, ring, namespace)
+	if errors.Is(err, sealed.ErrNotEncrypted) {
+		return nil, fmt.Errorf("%w: `turnstone copy` makes an encrypted copy, and --keys \"\" opens the store as it is", err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// encryptedBundle begins a bundle that is encrypted. The name of its stream follows, in hex.
+// encryptedBundle is what the file of an encrypted bundle begins with. The name of the stream follows, in hex.
 const encryptedBundle = "turnstone encrypted bundle 1 "
 
 const bundleNameSize = 32 // hex digits
@@ -218,13 +226,16 @@ func (a *app) encrypting(ctx context.Context, w io.Writer, write func(io.Writer)
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(w, "%s%x\n", encryptedBundle, name); err != nil {
-		return err
-	}
 	from, to := io.Pipe()
 	var writing sync.WaitGroup
 	writing.Go(func() { _ = to.CloseWithError(write(to)) })
-	_, err = io.Copy(w, stream.Encrypt(from))
+	in := bufio.NewReader(stream.Encrypt(from))
+	if _, err = in.Peek(1); err == nil { // Nothing is written for what can't be bundled.
+		_, err = fmt.Fprintf(w, "%s%x\n", encryptedBundle, name)
+	}
+	if err == nil {
+		_, err = io.Copy(w, in)
+	}
 	_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 	writing.Wait()
 	return err

@@ -37,6 +37,9 @@ func main() {
 	if err != nil && !a.began {
 		err = usageError{err}
 	}
+	if turnstone.KindOf(err).Name == "encrypted" && a.keyFile == "" {
+		err = fmt.Errorf("%w; --keys names its keyring: see turnstone keys", err)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "turnstone:", clean(message(err)))
 		stop()

@@ -56,6 +56,16 @@ func must(t *testing.T, args ...string) string {
 	return out
 }
 
+// refused fails the test unless a command ends with an exit code and says something.
+func refused(t *testing.T, code int, want string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
+	if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != code || !strings.Contains(string(out), want) {
+		t.Errorf("%v: exit code %d, %s", args, cmd.ProcessState.ExitCode(), out)
+	}
+}
+
 func write(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

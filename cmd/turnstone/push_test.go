@@ -41,15 +41,7 @@ func TestPU5_TheCommandPushesAndPullsThroughSSH(t *testing.T) {
 	ssh := sshTo(t)
 	a, b, c := t.TempDir()+"/a", t.TempDir()+"/it's b", t.TempDir()+"/c"
 	must(t, "demo", "--store", a)
-	refused := func(code int, want string, args ...string) {
-		t.Helper()
-		cmd := exec.Command(os.Args[0], args...)
-		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
-		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != code || !strings.Contains(string(out), want) {
-			t.Errorf("%v: exit code %d, %s", args, cmd.ProcessState.ExitCode(), out)
-		}
-	}
-	refused(exitNotFound, "turnstone: ssh: turnstone: no store at", "pull", ssh(b), "trip", "--store", c)
+	refused(t, exitNotFound, "turnstone: ssh: turnstone: no store at", "pull", ssh(b), "trip", "--store", c)
 	if _, err := os.Stat(b); err == nil {
 		t.Error("a pull has made the store that it was to read")
 	}
@@ -69,8 +61,8 @@ func TestPU5_TheCommandPushesAndPullsThroughSSH(t *testing.T) {
 	must(t, "rewind", "--store", a, "trip@2", "--parts")
 	must(t, "rewind", "--store", b, "trip@3")
 	must(t, "rewind", "--store", b, "trip@4")
-	refused(exitConflict, `"trip" is at revision 7 here and at 8 there, and the last common one is 6; --branch or --as`, "push", "--store", a, "--all", ssh(b))
-	refused(exitConflict, `"trip" is at revision 7 here and at 8 there, and the last common one is 6; --branch or --as`, "pull", "--store", a, ssh(b), "trip")
+	refused(t, exitConflict, `"trip" is at revision 7 here and at 8 there, and the last common one is 6; --branch or --as`, "push", "--store", a, "--all", ssh(b))
+	refused(t, exitConflict, `"trip" is at revision 7 here and at 8 there, and the last common one is 6; --branch or --as`, "pull", "--store", a, ssh(b), "trip")
 	if out := must(t, "pull", "--store", a, ssh(b), "trip", "--branch", "laptop"); !strings.Contains(out, "trip  revision 7 to 9, with a branch whose end is revision 8\n") {
 		t.Error(out)
 	}
@@ -80,23 +72,23 @@ func TestPU5_TheCommandPushesAndPullsThroughSSH(t *testing.T) {
 	}
 	must(t, "verify", "--store", a)
 
-	refused(exitUsage, "name sessions, or --group, or --all", "push", "--store", a, c+"-new")
-	refused(exitNotFound, "session not found", "push", "--store", a, "nobody", c+"-new")
-	refused(exitUsage, "--since is for", "push", "--store", a, "trip", "--since", "1h", c+"-new")
-	refused(exitUsage, "--as is for", "push", "--store", a, "--all", "--as", "x", c+"-new")
-	refused(exitNotFound, "no store at", "pull", "--store", c+"-new", a+"-none", "--all")
-	refused(exitNotFound, "session not found", "pull", "--store", c+"-new", a, "nobody")
+	refused(t, exitUsage, "name sessions, or --group, or --all", "push", "--store", a, c+"-new")
+	refused(t, exitNotFound, "session not found", "push", "--store", a, "nobody", c+"-new")
+	refused(t, exitUsage, "--since is for", "push", "--store", a, "trip", "--since", "1h", c+"-new")
+	refused(t, exitUsage, "--as is for", "push", "--store", a, "--all", "--as", "x", c+"-new")
+	refused(t, exitNotFound, "no store at", "pull", "--store", c+"-new", a+"-none", "--all")
+	refused(t, exitNotFound, "session not found", "pull", "--store", c+"-new", a, "nobody")
 	if _, err := os.Stat(c + "-new"); err == nil {
 		t.Error("a command that failed has made a store")
 	}
-	refused(exitNotFound, `session not found: "nobody"`, "push", "--store", a, "nobody", "trip", c) // the others come
-	refused(exitUsage, "ssh asks for a password", "push", "--store", a, "trip", "ssh://ada:secret@laptop/dir")
-	refused(exitUsage, "/~/DIR", "push", "--store", a, "trip", "ssh://laptop/~ada/dir")
-	refused(exitUsage, "no address of a server", "push", "--store", a, "trip", "unix:")
-	refused(exitUsage, "unknown store URL", "push", "--store", a, "trip", ssh("/~/x:y"))
-	refused(exitUnavailable, "ssh: ", "push", "--store", a, "trip", ssh(b)+"?command=no-such-command")
-	refused(exitUsage, "no address of a server", "push", "--store", a, "trip", "ssh://laptop")
-	refused(exitUsage, "no host", "push", "--store", a, "trip", "ssh://-oProxyCommand=x/dir")
+	refused(t, exitNotFound, `session not found: "nobody"`, "push", "--store", a, "nobody", "trip", c) // the others come
+	refused(t, exitUsage, "ssh asks for a password", "push", "--store", a, "trip", "ssh://ada:secret@laptop/dir")
+	refused(t, exitUsage, "/~/DIR", "push", "--store", a, "trip", "ssh://laptop/~ada/dir")
+	refused(t, exitUsage, "no address of a server", "push", "--store", a, "trip", "unix:")
+	refused(t, exitUsage, "unknown store URL", "push", "--store", a, "trip", ssh("/~/x:y"))
+	refused(t, exitUnavailable, "ssh: ", "push", "--store", a, "trip", ssh(b)+"?command=no-such-command")
+	refused(t, exitUsage, "no address of a server", "push", "--store", a, "trip", "ssh://laptop")
+	refused(t, exitUsage, "no host", "push", "--store", a, "trip", "ssh://-oProxyCommand=x/dir")
 	// A directory of the user's home, and a store of this machine.
 	must(t, "push", "--store", a, "--all", ssh("/~/mine"))
 	must(t, "pull", "--store", a, os.Getenv("HOME")+"/mine", "--all", "--since", "1h")

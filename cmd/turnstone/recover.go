@@ -14,7 +14,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/engine/sealed"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/push"
 	"github.com/turnstonedb/turnstone/recovery"
@@ -93,25 +92,6 @@ func (a *app) decryptedRemains(ctx context.Context, from open.Remaining, namespa
 	ring, err := a.ring(ctx)
 	if err != nil {
 		return from, err
-	}
-	has := func(key []byte) (value []byte) {
-		for p, err := range engine.Around(ctx, from, engine.Range{Start: key, End: engine.Successor(key)}, func(engine.Gap) {}) {
-			if err == nil {
-				value = p.Value
-			}
-		}
-		return value
-	}
-	if ring == nil {
-		if has(keys.EncryptionKey(namespace)) != nil {
-			return from, fmt.Errorf("%w (namespace %q)", turnstone.ErrEncrypted, namespace)
-		}
-		return from, nil
-	}
-	// The note may be what is damaged. A store record that is not encrypted tells as well.
-	key := keys.StoreKey(namespace)
-	if _, err := head.DecodeStore(key, has(key), head.Known); err == nil && has(keys.EncryptionKey(namespace)) == nil {
-		return from, nil
 	}
 	s, err := sealed.Scanner(ctx, from, ring, namespace)
 	return &remainsBelow{from, s}, err

@@ -14,37 +14,16 @@ import (
 
 // Apply implements engine.Engine.
 func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
-	if e.state.Load() == nil {
+	st := e.state.Load()
+	if st == nil {
 		return engine.ErrClosed
 	}
 	if err := b.Check(e.Limits()); err != nil {
 		return err
 	}
-	for i := range b.Guards {
-		if err := e.check(b.Guards[i].Key); err != nil {
-			return err
-		}
-	}
-	for i := range b.Sets {
-		if err := e.check(b.Sets[i].Key); err != nil {
-			return err
-		}
-	}
-	for _, k := range b.Deletes {
-		if err := e.check(k); err != nil {
-			return err
-		}
-	}
-	stored := make([][]byte, len(b.Guards)) // what stands at their keys, where it is encrypted with an older key
+	standing := make([][]byte, len(b.Guards)) // the stored values that the guards compare with, where they were read
 	for {
-		st := e.state.Load()
-		if st.note == nil && b.Ops() > 0 { // The first batch chooses the key.
-			var err error
-			if st, err = e.look(ctx); err != nil {
-				return err
-			}
-		}
-		sealed, err := e.seal(st, b, stored)
+		sealed, err := e.seal(st, b, standing)
 		if err != nil {
 			return err
 		}
@@ -53,78 +32,96 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		if !errors.As(err, &c) {
 			return err
 		}
-		if bytes.Equal(c.Key, e.note) { // The key is another one now.
-			if _, err := e.look(ctx); err != nil {
+		switch failed := slices.IndexFunc(sealed.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, c.Key) }); {
+		case failed < 0:
+			return err
+		case failed == 0: // The note: another key is used now.
+			if st, err = e.look(ctx); err != nil {
 				return err
 			}
-			clear(stored)
-			continue
-		}
-		i := slices.IndexFunc(sealed.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, c.Key) }) - 1
-		if i < 0 {
-			return err
-		}
-		forged := func(g engine.Pair) bool { return bytes.Equal(g.Value, codec.Forged) } // what does not verify was read
-		if b.Guards[i].Value == nil || !st.others && !slices.ContainsFunc(b.Guards, forged) {
-			return &engine.ConflictError{Key: bytes.Clone(b.Guards[i].Key)}
-		}
-		if err := e.standing(ctx, b, stored); err != nil {
-			return err
+			clear(standing)
+		case !mayHold(st, b, failed-1):
+			return &engine.ConflictError{Key: bytes.Clone(b.Guards[failed-1].Key)}
+		default:
+			if st, err = e.readGuards(ctx, st, b, standing); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// seal returns what b is encrypted. stored has what a guard is to find, where that is known.
-func (e *Engine) seal(st *state, b *engine.Batch, stored [][]byte) (*engine.Batch, error) {
+// mayHold reports whether a guard that has failed may hold all the same: because values may be encrypted with an older
+// key, or because the caller has read a damaged value and guards that.
+func mayHold(st *state, b *engine.Batch, failed int) bool {
+	damaged := func(g engine.Pair) bool { return bytes.Equal(g.Value, codec.Forged) }
+	return b.Guards[failed].Value != nil && (len(st.ids) > 1 || slices.ContainsFunc(b.Guards, damaged))
+}
+
+// seal returns the batch that is applied for b. Its first guard is the note, because with another key no other guard
+// would hold. standing has the stored values for some guards; the others get what their values are encrypted to.
+func (e *Engine) seal(st *state, b *engine.Batch, standing [][]byte) (*engine.Batch, error) {
 	out := &engine.Batch{
 		Reclaim: b.Reclaim, Guards: make([]engine.Pair, 0, len(b.Guards)+1), Sets: make([]engine.Pair, 0, len(b.Sets)+1), Deletes: make([][]byte, 0, len(b.Deletes)),
 	}
-	out.Guard(e.note, st.note) // The first one: with another key no other guard holds.
+	out.Guard(e.note, st.note)
 	if st.note == nil && b.Ops() > 0 {
-		out.Set(e.note, st.set.encodeNote(e.note, st.writes))
+		out.Set(e.note, st.set.encodeNote(e.note, st.ids))
 	}
 	for i, g := range b.Guards {
-		p := engine.Pair{Key: st.set.hide(g.Key), Value: stored[i]}
-		if g.Value != nil && p.Value == nil {
-			var err error
-			if p.Value, err = st.recent.encrypt(p.Key, g.Value, func() ([]byte, error) { return st.encrypt(g.Key, p.Key, g.Value) }); err != nil {
-				return nil, err
-			}
-		}
-		out.Guards = append(out.Guards, p)
-	}
-	for _, p := range b.Sets {
-		k := st.set.hide(p.Key)
-		v, err := st.encrypt(p.Key, k, p.Value)
+		k, err := e.storedKey(st.set, g.Key)
 		if err != nil {
 			return nil, err
 		}
-		if out.Set(k, v); slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, p.Key) }) {
+		v := standing[i]
+		if v == nil && g.Value != nil {
+			if v = st.recent.find(k, g.Value); v == nil {
+				if v, err = st.encrypt(k, g); err != nil {
+					return nil, err
+				}
+			}
+		}
+		out.Guard(k, v)
+	}
+	for _, p := range b.Sets {
+		k, err := e.storedKey(st.set, p.Key)
+		if err != nil {
+			return nil, err
+		}
+		v, err := st.encrypt(k, p)
+		if err != nil {
+			return nil, err
+		}
+		out.Set(k, v)
+		if slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, p.Key) }) {
 			st.recent.keep(k, p.Value, v)
 		}
 	}
-	for _, k := range b.Deletes {
-		out.Delete(st.set.hide(k))
+	for _, key := range b.Deletes {
+		k, err := e.storedKey(st.set, key)
+		if err != nil {
+			return nil, err
+		}
+		out.Delete(k)
 	}
 	return out, nil
 }
 
-// encrypt encrypts the value of a key that is stored under hidden.
-func (st *state) encrypt(key, hidden, value []byte) ([]byte, error) {
-	return st.seal.EncryptDeterministically(plain(key, value), hidden)
+// encrypt returns the value that is stored under storedKey for a pair.
+func (st *state) encrypt(storedKey []byte, p engine.Pair) ([]byte, error) {
+	return st.seal.EncryptDeterministically(plainValue(p), storedKey)
 }
 
-// standing sets what is stored at the keys of b's guards. If one does not hold, the error is a ConflictError. It sets
-// nothing if it can't tell.
-func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte) error {
-	st := e.state.Load()
+// readGuards reads the stored values at the keys of b's guards into standing. If a guard does not hold, the error is a
+// ConflictError. If another key is used now, it leaves standing empty, and the caller seals the batch anew. It returns
+// the state to go on with.
+func (e *Engine) readGuards(ctx context.Context, st *state, b *engine.Batch, standing [][]byte) (*state, error) {
 	ks := make([][]byte, len(b.Guards))
 	for i, g := range b.Guards {
-		ks[i] = st.set.hide(g.Key)
+		ks[i] = st.set.storedKey(g.Key)
 	}
 	vs, err := e.base.Get(ctx, ks...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, v := range vs {
 		if v == nil || st.set.knows(v) {
@@ -132,50 +129,51 @@ func (e *Engine) standing(ctx context.Context, b *engine.Batch, stored [][]byte)
 		}
 		now, err := e.look(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if !bytes.Equal(now.note, st.note) { // The key is another one now: the caller encrypts the batch with that.
-			clear(stored)
-			return nil
+		if !bytes.Equal(now.note, st.note) {
+			clear(standing)
+			return now, nil
 		}
 	}
 	for i, g := range b.Guards {
-		holds := vs[i] == nil && g.Value == nil
-		if vs[i] != nil && g.Value != nil {
+		holds := (vs[i] == nil) == (g.Value == nil)
+		if holds && g.Value != nil {
 			holds = bytes.Equal(st.set.open(ks[i], vs[i]).Value, g.Value)
 		}
 		if !holds {
-			return &engine.ConflictError{Key: bytes.Clone(g.Key)}
+			return nil, &engine.ConflictError{Key: bytes.Clone(g.Key)}
 		}
 	}
-	copy(stored, vs)
-	return nil
+	copy(standing, vs)
+	return st, nil
 }
 
-// recent has values that were encrypted, because a batch often guards what the one before has set: the head of a
-// session. Encryption is a function, so it does not matter whether the value is the one that is stored.
+// recent remembers what values were encrypted to, because a batch often guards what the one before has set, such as the
+// head of a session. The same value is always encrypted to the same bytes, so what is found is right even if the
+// database has another value by now.
 type recent [1024]atomic.Pointer[encrypted]
 
-type encrypted struct{ hidden, value, sealed []byte }
+type encrypted struct{ storedKey, value, sealed []byte }
 
 var recentSeed = maphash.MakeSeed()
 
-func (r *recent) place(hidden []byte) *atomic.Pointer[encrypted] {
-	return &r[maphash.Bytes(recentSeed, hidden)%uint64(len(r))]
+func (r *recent) place(storedKey []byte) *atomic.Pointer[encrypted] {
+	return &r[maphash.Bytes(recentSeed, storedKey)%uint64(len(r))]
 }
 
 // keep remembers a value, if it is small.
-func (r *recent) keep(hidden, value, sealed []byte) {
+func (r *recent) keep(storedKey, value, sealed []byte) {
 	const most = 1 << 10
 	if len(value) <= most {
-		r.place(hidden).Store(&encrypted{bytes.Clone(hidden), bytes.Clone(value), sealed})
+		r.place(storedKey).Store(&encrypted{bytes.Clone(storedKey), bytes.Clone(value), sealed})
 	}
 }
 
-// encrypt returns what stands for a value, and calls f if that is not remembered.
-func (r *recent) encrypt(hidden, value []byte, f func() ([]byte, error)) ([]byte, error) {
-	if p := r.place(hidden).Load(); p != nil && bytes.Equal(p.hidden, hidden) && bytes.Equal(p.value, value) {
-		return p.sealed, nil
+// find returns what a value was encrypted to, or nil if that is not remembered.
+func (r *recent) find(storedKey, value []byte) []byte {
+	if p := r.place(storedKey).Load(); p != nil && bytes.Equal(p.storedKey, storedKey) && bytes.Equal(p.value, value) {
+		return p.sealed
 	}
-	return f()
+	return nil
 }

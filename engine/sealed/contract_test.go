@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,9 +15,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/sealed"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -85,29 +85,16 @@ func (e *below) Apply(ctx context.Context, b *engine.Batch) error {
 	return err
 }
 
-// ring returns a keyring that has a keyset for each namespace.
-func ring(t testing.TB, namespaces ...string) *sealed.Keyring {
-	t.Helper()
-	k, err := sealed.CreateKeyring(ctx, filepath.Join(t.TempDir(), "keys"), sealed.Key([32]byte{1}))
-	for _, name := range namespaces {
-		err = errors.Join(err, k.Add(ctx, name))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return k
-}
-
 // under returns what keys of a letter begin with.
 func under(letter byte) []byte { return append(keys.Prefix(""), letter) }
 
 func TestContract(t *testing.T) {
-	k := ring(t, "")
-	for name, base := range map[string]func(dir string) (engine.Engine, error){
-		"memory": func(string) (engine.Engine, error) { return memory.New(), nil },
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
-	} {
+	k := storetest.Keyring(t, "")
+	engines := maps.Clone(storetest.Embedded)
+	engines["memory"] = func(string) (engine.Engine, error) { return memory.New(), nil }
+	for name, base := range engines {
 		t.Run(name, func(t *testing.T) {
+			storetest.Some(t, name)
 			enginetest.Run(t, enginetest.Driver{Durable: name != "memory", Exclusive: name != "memory", Skip: map[string]string{
 				"LimitsAreAcceptedAndOneMoreIsRefused": "keys of the test become longer",
 				"VacuumLeavesNoRemovedByte":            "what it looks for in files is encrypted",
@@ -131,7 +118,7 @@ func TestScansAreInTheOrderOfTexts(t *testing.T) {
 	for seed := range uint64(testkit.Pick(300, 60, 20)) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		plain := memory.New()
-		s, err := sealed.Open(ctx, memory.New(), ring(t, ""), "")
+		s, err := sealed.Open(ctx, memory.New(), storetest.Keyring(t, ""), "")
 		if err != nil {
 			t.Fatal(err)
 		}

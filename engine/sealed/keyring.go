@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,20 +16,18 @@ import (
 	"unicode/utf8"
 
 	"github.com/gofrs/flock"
-	"github.com/tink-crypto/tink-go/v2/core/cryptofmt"
 	"github.com/tink-crypto/tink-go/v2/daead"
-	"github.com/tink-crypto/tink-go/v2/insecurecleartextkeyset"
 	tinkkeys "github.com/tink-crypto/tink-go/v2/keyset"
-	"github.com/tink-crypto/tink-go/v2/tink"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
-// A Keyring is a file with a keyset for each namespace. The file is encrypted as a whole; a Wrapper has the key to it.
-// Whoever has both can read the namespaces, and without both nobody can: keep a copy of the file, apart from copies of
-// the store. A Keyring is safe for concurrent use, and so is the file, if it is on this machine.
+// A Keyring is a file with a keyset for each namespace. The whole file is encrypted, with a key that a Wrapper
+// protects. Without the file, and what the Wrapper needs, nobody can read the namespaces: keep a copy of both, apart
+// from copies of the store. A Keyring is safe for concurrent use. Processes of one machine may change the file at the
+// same time; they lock a file beside it, whose name ends with ".lock".
 type Keyring struct {
 	path string
 	by   Wrapper
@@ -51,8 +48,8 @@ type entry struct {
 	Keys  []byte `json:"keys"`  // a keyset of Tink, in its binary form
 }
 
-// ErrKeyring says that a file is no keyring, was changed, or can't be decrypted with this Wrapper.
-var ErrKeyring = errors.New("sealed: keyring can't be read")
+// ErrKeyring says that a file is no keyring, or was changed, or that Key or Passphrase was given another secret.
+var ErrKeyring = errors.New("it can't be read as a keyring")
 
 // newKeyring returns a keyring whose file is the one that path leads to.
 func newKeyring(path string, by Wrapper) (*Keyring, error) {
@@ -65,19 +62,23 @@ func newKeyring(path string, by Wrapper) (*Keyring, error) {
 	return &Keyring{path: path, by: by}, nil
 }
 
-// CreateKeyring makes a file for keysets, which has none yet. It fails with an error that matches fs.ErrExist if there
-// is a file of the name.
+// CreateKeyring makes the file of a keyring without keysets. If there is a file of the name, the error matches
+// fs.ErrExist.
 func CreateKeyring(ctx context.Context, path string, by Wrapper) (*Keyring, error) {
 	k, err := newKeyring(path, by)
 	if err != nil {
 		return nil, err
 	}
-	return k, k.change(ctx, func(c *content) (*content, error) {
+	err = k.change(ctx, func(c *content) (*content, error) {
 		if c != nil {
 			return nil, fmt.Errorf("sealed: keyring %s: %w", path, fs.ErrExist)
 		}
 		return &content{Namespaces: map[string]entry{}}, nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
 }
 
 // OpenKeyring reads the file of a keyring.
@@ -128,8 +129,8 @@ func (k *Keyring) Add(ctx context.Context, namespace string) error {
 	})
 }
 
-// Rotate adds a new key to the keyset of a namespace, which Engine.Reencrypt encrypts the store with. Where processes
-// on several machines have the store open, give all of them the new file before that.
+// Rotate adds a new key to the keyset of a namespace. Engine.Reencrypt encrypts the store with it. If processes on
+// several machines have the store open, give all of them the new file before that.
 func (k *Keyring) Rotate(ctx context.Context, namespace string) error {
 	return k.manage(ctx, namespace, func(m *tinkkeys.Manager, _ *tinkkeys.Handle) error {
 		id, err := m.Add(daead.AESSIVKeyTemplate())
@@ -180,9 +181,9 @@ func (k *Keyring) manage(ctx context.Context, namespace string, f func(*tinkkeys
 	})
 }
 
-// Destroy removes the keyset of a namespace. What is encrypted with it can't be read any more, wherever it is, except
-// by who has another copy of the file. The blocks of the file that had the keyset before may still be on its disk,
-// encrypted with the Wrapper's key.
+// Destroy removes the keyset of a namespace. Whoever has no other copy of the file can't read what is encrypted with it
+// any more. Engines that are open go on with the keyset until they are closed, and what they write then is lost: stop
+// the hosts before. The old blocks of the file may still be on its disk, encrypted with the Wrapper's key.
 func (k *Keyring) Destroy(ctx context.Context, namespace string) error {
 	return k.edit(ctx, func(c *content) error {
 		if _, ok := c.Namespaces[namespace]; !ok {
@@ -208,15 +209,15 @@ func (k *Keyring) read(ctx context.Context) (*content, error) {
 	if k.content == nil || !bytes.Equal(text, k.text) {
 		c, err := decodeFile(ctx, text, k.by)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrKeyring, k.path, err)
+			return nil, fmt.Errorf("sealed: keyring %s: %w", k.path, err)
 		}
 		k.text, k.content = text, c
 	}
 	return k.content, nil
 }
 
-// change writes the file anew with what f makes of its content, or of nil if there is no file. One process at a time
-// does.
+// change writes what f makes of the file's content, or of nil if there is no file. It waits for other processes that
+// change the file.
 func (k *Keyring) change(ctx context.Context, f func(*content) (*content, error)) error {
 	lock := flock.New(k.path+".lock", flock.SetPermissions(0o600))
 	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
@@ -239,7 +240,7 @@ func (k *Keyring) change(ctx context.Context, f func(*content) (*content, error)
 	if err != nil {
 		return err
 	}
-	return replace(k.path, text)
+	return write(k.path, text)
 }
 
 // edit is change for a file that is there.
@@ -252,8 +253,8 @@ func (k *Keyring) edit(ctx context.Context, f func(*content) error) error {
 	})
 }
 
-// replace replaces a file, or makes it.
-func replace(path string, text []byte) (err error) {
+// write replaces the file, or makes it. A file that was there keeps its owner and mode.
+func write(path string, text []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new") // for this user alone
 	if err != nil {
 		return fmt.Errorf("sealed: keyring: %w", err)
@@ -264,7 +265,7 @@ func replace(path string, text []byte) (err error) {
 		}
 	}()
 	if was, serr := os.Stat(path); serr == nil {
-		err = f.Chmod(was.Mode().Perm())
+		err = localdir.Resemble(f, was)
 	}
 	if err == nil {
 		_, err = f.Write(text)
@@ -276,25 +277,6 @@ func replace(path string, text []byte) (err error) {
 		return err
 	}
 	return localdir.Sync(filepath.Dir(path))
-}
-
-func bytesOf(h *tinkkeys.Handle) ([]byte, error) {
-	var b bytes.Buffer
-	err := insecurecleartextkeyset.Write(h, tinkkeys.NewBinaryWriter(&b)) // The file is encrypted as a whole.
-	return b.Bytes(), err
-}
-
-func (e *entry) handle() (*tinkkeys.Handle, error) {
-	return insecurecleartextkeyset.Read(tinkkeys.NewBinaryReader(bytes.NewReader(e.Keys)))
-}
-
-// A keyset has the keys of a namespace.
-type keyset struct {
-	names     codec.Keyed
-	handle    *tinkkeys.Handle
-	primary   uint32 // the newest key
-	ids       []uint32
-	primitive tink.DeterministicAEAD // decrypts with all of them
 }
 
 // keyset returns the keys of a namespace, as the file has them now.
@@ -312,42 +294,10 @@ func (k *Keyring) keyset(ctx context.Context, namespace string) (*keyset, error)
 		return nil, fmt.Errorf("%w: %s: keyset of namespace %q: %w", ErrKeyring, k.path, namespace, errors.Join(err, fmt.Errorf("a secret of %d bytes", len(e.Names))))
 	}
 	info := h.KeysetInfo()
-	s := &keyset{names: codec.NewKeyed([codec.HashSize]byte(e.Names)), handle: h, primary: info.GetPrimaryKeyId()}
+	s := &keyset{names: codec.NewKeyed([codec.HashSize]byte(e.Names)), handle: h, newest: info.GetPrimaryKeyId()}
 	for _, key := range info.GetKeyInfo() {
 		s.ids = append(s.ids, key.GetKeyId())
 	}
-	s.primitive, err = daead.New(h)
+	s.opens, err = daead.New(h)
 	return s, err
-}
-
-// keySize is the length of what says which key a value is encrypted with: Tink's prefix.
-const keySize = cryptofmt.TinkPrefixSize
-
-// keyOf returns the key that a value is encrypted with.
-func keyOf(value []byte) (id uint32, ok bool) {
-	if len(value) < keySize || value[0] != cryptofmt.TinkStartByte {
-		return 0, false
-	}
-	return binary.BigEndian.Uint32(value[1:]), true
-}
-
-func (s *keyset) has(id uint32) bool { return slices.Contains(s.ids, id) }
-
-// knows reports whether a value is encrypted with one of the keys, or with none.
-func (s *keyset) knows(value []byte) bool {
-	id, ok := keyOf(value)
-	return !ok || s.has(id)
-}
-
-// sealing returns what encrypts with a key.
-func (s *keyset) sealing(id uint32) (tink.DeterministicAEAD, error) {
-	m := tinkkeys.NewManagerFromHandle(s.handle)
-	if err := m.SetPrimary(id); err != nil {
-		return nil, err
-	}
-	h, err := m.Handle()
-	if err != nil {
-		return nil, err
-	}
-	return daead.New(h)
 }

@@ -14,29 +14,30 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// In place of the text of a key stand a hash of 8 bytes for each of its first parts that end with "/", and one of 16
-// bytes for the whole text. The text itself is encrypted with the value.
+// A stored key has hashes in place of the text that the key has: one of partHash bytes for each of the first parts of
+// the text that end with "/", and one of wholeHash bytes for the whole text. The text itself is encrypted with the
+// value.
 const (
 	partHash  = 8
 	wholeHash = 16
 	mostParts = 4 // that have a hash of their own
 )
 
-// The hashes of parts, of texts and of notes have nothing to do with each other.
+// What a hash under the secret of a keyset is of.
 const (
 	ofPart  = 'd'
 	ofWhole = 'w'
 	ofNote  = 'n'
 )
 
-// damagedText begins the text of a key whose text can't be decrypted. What follows is what stands in its place, in
-// hex. It is no UTF-8, so no caller's text is like that.
+// damagedText begins the text of a key whose real text can't be decrypted. The hashes of the stored key follow, in hex.
+// It is no UTF-8, so no text of a caller begins with it.
 const damagedText = "\xff"
 
-// parts returns the lengths of the first parts of a text that end with "/".
-func parts(text []byte) (ends []int) {
+// partEnds returns where the first parts of a text end. Each ends with "/".
+func partEnds(text []byte) (ends []int) {
 	for i, c := range text {
-		if c == 0 { // behind the text of a key
+		if c == 0 { // The text has ended.
 			break
 		}
 		if c == '/' {
@@ -48,26 +49,25 @@ func parts(text []byte) (ends []int) {
 	return ends
 }
 
-// hide returns the key under which a pair is stored.
-func (s *keyset) hide(key []byte) []byte {
+// storedKey returns the key under which the pair of a key is stored.
+func (s *keyset) storedKey(key []byte) []byte {
 	n, text := keys.Text(key)
 	if n == 0 {
 		return key
 	}
 	out := append(make([]byte, 0, n+mostParts*partHash+wholeHash+len(key)-n-len(text)), key[:n]...)
-	if raw, ok := strings.CutPrefix(string(text), damagedText); ok {
-		stood, err := hex.DecodeString(raw)
-		if err == nil {
-			return append(append(out, stood...), key[n+len(text):]...)
+	if hashes, ok := strings.CutPrefix(string(text), damagedText); ok {
+		if b, err := hex.DecodeString(hashes); err == nil {
+			return append(append(out, b...), key[n+len(text):]...)
 		}
 	}
-	out = s.hideParts(out, text, parts(text))
+	out = s.appendParts(out, text, partEnds(text))
 	whole := s.names.Sum16(ofWhole, text)
 	return append(append(out, whole[:]...), key[n+len(text):]...)
 }
 
-// hideParts appends the hashes of the parts of a text with these ends.
-func (s *keyset) hideParts(out, text []byte, ends []int) []byte {
+// appendParts appends the hashes of the parts of a text that end where ends says.
+func (s *keyset) appendParts(out, text []byte, ends []int) []byte {
 	for _, end := range ends {
 		sum := s.names.Sum16(ofPart, text[:end])
 		out = append(out, sum[:partHash]...)
@@ -75,80 +75,77 @@ func (s *keyset) hideParts(out, text []byte, ends []int) []byte {
 	return out
 }
 
-// plain returns what is encrypted for a value: if the key has a text, its length, the text and the value.
-func plain(key, value []byte) []byte {
-	n, text := keys.Text(key)
+// plainValue returns the bytes that are encrypted for a pair: the value, and before it the text of the key, if the key
+// has one, with its length.
+func plainValue(p engine.Pair) []byte {
+	n, text := keys.Text(p.Key)
 	if n == 0 {
-		return value
+		return p.Value
 	}
-	out := binary.AppendUvarint(make([]byte, 0, 2+len(text)+len(value)), uint64(len(text)))
-	return append(append(out, text...), value...)
+	out := binary.AppendUvarint(make([]byte, 0, 2+len(text)+len(p.Value)), uint64(len(text)))
+	return append(append(out, text...), p.Value...)
 }
 
-// open returns the pair that is stored as value under hidden. If value does not verify, it returns codec.Forged as the
-// value: whoever reads that says what is damaged.
-func (s *keyset) open(hidden, value []byte) engine.Pair {
-	n, rest := keys.Text(hidden)
-	b, err := s.primitive.DecryptDeterministically(value, hidden)
-	if err == nil && n == 0 {
-		return engine.Pair{Key: hidden, Value: b}
-	}
+// open returns the pair of a stored key and its stored value. If the value does not verify, the pair has codec.Forged
+// instead: whoever reads that says what is damaged.
+func (s *keyset) open(storedKey, stored []byte) engine.Pair {
+	n, hashes := keys.Text(storedKey)
+	plain, err := s.opens.DecryptDeterministically(stored, storedKey)
 	if n == 0 {
-		return engine.Pair{Key: hidden, Value: codec.Forged}
+		if err != nil {
+			plain = codec.Forged
+		}
+		return engine.Pair{Key: storedKey, Value: plain}
 	}
-	tail := hidden[n+len(rest):]
-	size, k := binary.Uvarint(b)
-	if err != nil || k <= 0 || size > uint64(len(b)-k) {
-		key := append(slices.Clip(hidden[:n]), damagedText+hex.EncodeToString(rest)...)
-		return engine.Pair{Key: append(key, tail...), Value: codec.Forged}
+	begin, end := slices.Clip(storedKey[:n]), storedKey[n+len(hashes):]
+	size, k := binary.Uvarint(plain)
+	if err != nil || k <= 0 || size > uint64(len(plain)-k) {
+		begin = append(begin, damagedText+hex.EncodeToString(hashes)...)
+		return engine.Pair{Key: append(begin, end...), Value: codec.Forged}
 	}
-	key := append(append(slices.Clip(hidden[:n]), b[k:k+int(size)]...), tail...)
-	return engine.Pair{Key: key, Value: b[k+int(size):]}
+	text, value := plain[k:k+int(size)], plain[k+int(size):]
+	return engine.Pair{Key: append(append(begin, text...), end...), Value: value}
 }
 
-// Scanner returns what decrypts the store of a namespace in a damaged database, of which nothing but Scan is asked:
-// see package recovery. Where one record of a session can't be read, none of its records may come.
-func Scanner(ctx context.Context, from engine.Scanner, ring *Keyring, namespace string) (engine.Scanner, error) {
-	set, err := ring.keyset(ctx, namespace)
-	if err != nil {
-		return nil, err
-	}
-	return &remains{scanning{from, func([]byte) (*keyset, error) { return set, nil }, keys.EncryptionKey(namespace)}, keys.Prefix(namespace)}, nil
-}
-
-type remains struct {
-	scanning
-	prefix []byte
-}
-
-// Scan implements engine.Scanner.
-func (r *remains) Scan(ctx context.Context, of engine.Range) iter.Seq2[engine.Pair, error] {
-	return r.scan(ctx, clip(of, r.prefix))
-}
-
-// A scanning decrypts what it scans.
+// A scanning reads the pairs of a namespace from a database and decrypts them.
 type scanning struct {
-	from  engine.Scanner
-	known func(value []byte) (*keyset, error) // the keyset for a value
-	note  []byte                              // the key of the note
+	from    engine.Scanner
+	set     *keyset
+	note    []byte                              // the key of the note, which is left out
+	knowing func(value []byte) (*keyset, error) // the keyset that decrypts a stored value
 }
 
-// scan yields the pairs of a range that is of the namespace, in the order of their keys.
+// clip returns the part of a range whose keys begin with a prefix.
+func clip(r engine.Range, prefix []byte) engine.Range {
+	of := engine.PrefixRange(prefix)
+	if bytes.Compare(r.Start, of.Start) < 0 {
+		r.Start = of.Start
+	}
+	if of.End != nil && (r.End == nil || bytes.Compare(r.End, of.End) > 0) {
+		r.End = of.End
+	}
+	return r
+}
+
+// scan yields the pairs of a range within the namespace, in the order of their keys. Stored keys without hashes are in
+// that order already. Those that differ in their hashes alone are read and sorted together: see sorted.
 func (s *scanning) scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		left := r.Limit // 0: no limit
+		left := r.Limit // 0 means no limit
 		for start := r.Start; start != nil; {
 			of := engine.Range{Start: start, End: r.End, Limit: left}
-			pairs := s.fixed(ctx, of)
-			if start = nil; keys.TextAt(of.Start) > 0 {
-				pairs = s.texts(ctx, of)
-				if end := engine.PrefixEnd(of.Start[:keys.TextAt(of.Start)]); r.End == nil || bytes.Compare(end, r.End) < 0 {
-					start = end
+			textAt := keys.TextAt(start)
+			pairs := s.ordered(ctx, of)
+			next := []byte(nil) // where the next turn of this loop begins
+			if textAt > 0 {
+				pairs = s.sorted(ctx, of)
+				if end := engine.PrefixEnd(start[:textAt]); r.End == nil || bytes.Compare(end, r.End) < 0 {
+					next = end
 				}
 			}
 			for p, err := range pairs {
-				if err == nil && keys.TextAt(p.Key) > 0 && keys.TextAt(of.Start) == 0 { // Here begin keys with a text.
-					start = p.Key[:keys.TextAt(p.Key)]
+				if n := keys.TextAt(p.Key); err == nil && n > 0 && textAt == 0 {
+					next = p.Key[:n]
 					break
 				}
 				if !yield(p, err) || err != nil {
@@ -160,17 +157,18 @@ func (s *scanning) scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pa
 					}
 				}
 			}
+			start = next
 		}
 	}
 }
 
-// fixed yields the pairs of a range. Those that have a text are as they are stored.
-func (s *scanning) fixed(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+// ordered yields the pairs of a range in the order of their stored keys. It does not decrypt those that have hashes.
+func (s *scanning) ordered(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
 		if r.Limit > 0 {
 			r.Limit++ // for the note
 		}
-		if n := keys.TextAt(r.End); n > 0 { // What is stored is not in the order of texts.
+		if n := keys.TextAt(r.End); n > 0 { // The end has a text, and stored keys have none: read up to the end of all texts.
 			r.End = engine.PrefixEnd(r.End[:n])
 		}
 		for p, err := range s.from.Scan(ctx, r) {
@@ -189,29 +187,24 @@ func (s *scanning) fixed(ctx context.Context, r engine.Range) iter.Seq2[engine.P
 
 // open decrypts a pair.
 func (s *scanning) open(p engine.Pair) (engine.Pair, error) {
-	set, err := s.known(p.Value)
+	set, err := s.knowing(p.Value)
 	if err != nil {
 		return p, err
 	}
 	return set.open(p.Key, p.Value), nil
 }
 
-// heldBytes is how many bytes of values are kept of what is read before it is sorted. Others are read again.
+// heldBytes is how many bytes of values sorted keeps while it reads. It reads the others again.
 const heldBytes = 1 << 20
 
-// texts yields the pairs of a range that begins within keys that differ in their text, as far as these go.
-func (s *scanning) texts(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+// sorted yields the pairs of a range as far as their keys differ in the text alone.
+func (s *scanning) sorted(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		set, err := s.known(nil)
-		if err != nil {
-			yield(engine.Pair{}, err)
-			return
-		}
-		type found struct{ key, hidden, value []byte }
+		type found struct{ key, storedKey, value []byte }
 		var all []found
 		held := 0
-		for p, err := range s.from.Scan(ctx, set.around(r)) {
-			hidden := p.Key
+		for p, err := range s.from.Scan(ctx, s.set.storedAround(r)) {
+			storedKey := p.Key
 			if err == nil {
 				p, err = s.open(p)
 			}
@@ -225,14 +218,14 @@ func (s *scanning) texts(ctx context.Context, r engine.Range) iter.Seq2[engine.P
 			if held += len(p.Value); held > heldBytes {
 				held, p.Value = held-len(p.Value), nil
 			}
-			all = append(all, found{p.Key, hidden, p.Value})
+			all = append(all, found{p.Key, storedKey, p.Value})
 		}
 		slices.SortStableFunc(all, func(a, b found) int { return bytes.Compare(a.key, b.key) })
 		for _, f := range all {
 			p := engine.Pair{Key: f.key, Value: f.value}
 			if f.value == nil {
 				var err error
-				if p, err = s.again(ctx, f.hidden); err != nil {
+				if p, err = s.again(ctx, f.storedKey); err != nil {
 					yield(engine.Pair{}, err)
 					return
 				}
@@ -250,9 +243,9 @@ func (s *scanning) texts(ctx context.Context, r engine.Range) iter.Seq2[engine.P
 	}
 }
 
-// again returns the pair of a stored key, if it is still there.
-func (s *scanning) again(ctx context.Context, hidden []byte) (engine.Pair, error) {
-	for p, err := range s.from.Scan(ctx, engine.Range{Start: hidden, End: engine.Successor(hidden), Limit: 1}) {
+// again reads the pair of a stored key, which may be gone.
+func (s *scanning) again(ctx context.Context, storedKey []byte) (engine.Pair, error) {
+	for p, err := range s.from.Scan(ctx, engine.Range{Start: storedKey, End: engine.Successor(storedKey), Limit: 1}) {
 		if err != nil {
 			return p, err
 		}
@@ -261,11 +254,12 @@ func (s *scanning) again(ctx context.Context, hidden []byte) (engine.Pair, error
 	return engine.Pair{}, nil
 }
 
-// around returns the range of the stored keys whose texts begin with those parts that all texts of a range begin with.
-func (s *keyset) around(r engine.Range) engine.Range {
+// storedAround returns the smallest range of stored keys that has all keys of a range whose start has a text. All texts
+// of the range begin with some parts, and so the stored keys begin with the hashes of these parts.
+func (s *keyset) storedAround(r engine.Range) engine.Range {
 	n := keys.TextAt(r.Start)
 	text := r.Start[n:]
-	ends := parts(text)
+	ends := partEnds(text)
 	for len(ends) > 0 {
 		end := engine.PrefixEnd(r.Start[:n+ends[len(ends)-1]])
 		if r.End != nil && bytes.Compare(r.End, end) <= 0 {
@@ -273,5 +267,5 @@ func (s *keyset) around(r engine.Range) engine.Range {
 		}
 		ends = ends[:len(ends)-1]
 	}
-	return engine.PrefixRange(s.hideParts(slices.Clip(r.Start[:n]), text, ends))
+	return engine.PrefixRange(s.appendParts(slices.Clip(r.Start[:n]), text, ends))
 }

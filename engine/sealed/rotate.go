@@ -14,10 +14,11 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// The note says which keys the values of a namespace are encrypted with: the one that is used, and then those that
-// values may still have from before. The first batch writes it, and every batch guards it. So no process goes on with
-// a key that was replaced. A hash under the secret of the keyset tells that nobody else has made it.
-func (s *keyset) encodeNote(key []byte, ids ...uint32) []byte {
+// encodeNote returns the value of the note. The note has the ids of the keys with which the values of a namespace are
+// encrypted: first the key that is used, then those that values may still have from before. It is the one value that is
+// not encrypted. The first batch writes the note, and every batch guards it, so nobody goes on with a key that was
+// replaced. A hash under the keyset's secret proves that somebody who has the keyset wrote it.
+func (s *keyset) encodeNote(key []byte, ids []uint32) []byte {
 	var body []byte
 	for _, id := range ids {
 		body = binary.BigEndian.AppendUint32(body, id)
@@ -26,6 +27,8 @@ func (s *keyset) encodeNote(key []byte, ids ...uint32) []byte {
 	return codec.Encode(key, keys.Encryption, sum[:], body)
 }
 
+// decodeNote returns the ids in a note. It does not check the hash if the keyset lacks one of them: whoever has another
+// keyset should be told that.
 func (s *keyset) decodeNote(key, value []byte) (ids []uint32, err error) {
 	body, err := codec.Decode(key, value, keys.Encryption)
 	if err != nil {
@@ -35,20 +38,20 @@ func (s *keyset) decodeNote(key, value []byte) (ids []uint32, err error) {
 		return nil, fmt.Errorf("%w: %d bytes", damage.ErrMalformed, len(body))
 	}
 	list := body[wholeHash:]
+	lacking := false
 	for b := list; len(b) > 0; b = b[4:] {
-		ids = append(ids, binary.BigEndian.Uint32(b))
+		id := binary.BigEndian.Uint32(b)
+		ids, lacking = append(ids, id), lacking || !s.has(id)
 	}
-	// Who has another keyset is told that the key is missing.
-	if sum := s.names.Sum16(ofNote, list); !bytes.Equal(sum[:], body[:wholeHash]) && !slices.ContainsFunc(ids, func(id uint32) bool { return !s.has(id) }) {
+	if sum := s.names.Sum16(ofNote, list); !lacking && !bytes.Equal(sum[:], body[:wholeHash]) {
 		return nil, fmt.Errorf("%w: it does not verify with the keys of the store", damage.ErrMalformed)
 	}
 	return ids, nil
 }
 
-// Reencrypt encrypts what is still encrypted with other keys than the newest of the namespace in the keyring, beside
-// other calls of this and other processes. These read the keyring again when they meet the newest key. If Reencrypt is
-// interrupted, the next call goes on. Afterwards Forget may remove the older keys. It returns how many values it has
-// encrypted.
+// Reencrypt encrypts the store with the newest key of its namespace in the keyring, and returns how many values had an
+// older one. Other calls of this and other processes go on meanwhile: they read the keyring again when they meet the
+// newest key. If Reencrypt is interrupted, the next call goes on.
 func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 	if e.state.Load() == nil {
 		return 0, engine.ErrClosed
@@ -59,97 +62,71 @@ func (e *Engine) Reencrypt(ctx context.Context) (values int, err error) {
 		if err != nil {
 			return values, err
 		}
-		newest, ids := st.set.primary, []uint32(nil)
-		if st.note != nil {
-			if ids, err = st.set.decodeNote(e.note, st.note); err != nil {
-				return values, err
-			}
-		} else { // Nothing is written yet, and who is about to write is to learn of the newest key.
-			ids = []uint32{newest, newest}
-		}
-		if ids[0] == newest && len(ids) == 1 {
+		newest := []uint32{st.set.newest}
+		next := newest
+		switch {
+		case st.note != nil && slices.Equal(st.ids, newest):
 			return values, nil
-		}
-		if ids[0] == newest {
+		case st.ids[0] != newest[0]: // The newest key is to be used from now on; values keep the others for a while.
+			older := slices.DeleteFunc(slices.Clone(st.ids), func(id uint32) bool { return id == newest[0] })
+			next = append(newest, older...)
+		default:
 			n, err := e.reencrypt(ctx, st)
-			if values += n; errors.Is(err, engine.ErrConflict) {
+			values += n
+			if errors.Is(err, engine.ErrConflict) {
 				continue
 			}
 			if err != nil {
 				return values, err
 			}
-			ids = nil
 		}
-		ids = slices.DeleteFunc(ids, func(id uint32) bool { return id == newest })
-		var b engine.Batch
-		b.Guard(e.note, st.note)
-		b.Set(e.note, st.set.encodeNote(e.note, append([]uint32{newest}, ids...)...))
+		b := engine.Batch{Guards: []engine.Pair{{Key: e.note, Value: st.note}}}
+		b.Set(e.note, st.set.encodeNote(e.note, next))
 		if _, err := engine.ApplyUntilKnown(ctx, e.base, &b); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return values, err
 		}
 	}
 }
 
-// Forget removes from the keyring the keys of the namespace that are older than the one that the store is encrypted
-// with. It reads all values before, and encrypts those that still have an older one. If Reencrypt was cut off, the
-// error is engine.ErrInvalid. Copies of the store, and streams, that are encrypted with a key that was removed can't
-// be read any more.
-func (e *Engine) Forget(ctx context.Context) error {
-	if e.state.Load() == nil {
-		return engine.ErrClosed
+// Forget does what Reencrypt does, reads all values once more to be sure, and then removes the older keys of the
+// namespace from the keyring. Other stores, backups and bundles that are encrypted with one of these keys can't be read
+// any more.
+func (e *Engine) Forget(ctx context.Context) (values int, err error) {
+	for {
+		n, err := e.Reencrypt(ctx)
+		if values += n; err != nil {
+			return values, err
+		}
+		st := e.state.Load()
+		n, err = e.reencrypt(engine.ForMaintenance(ctx), st) // A value with an older key may have been put back.
+		values += n
+		if errors.Is(err, engine.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			err = e.ring.forget(ctx, e.name, st.ids[0])
+		}
+		return values, err
 	}
-	st, err := e.look(ctx)
-	if err != nil {
-		return err
-	}
-	if st.others || st.note == nil {
-		return fmt.Errorf("%w: the values of namespace %q are encrypted with several keys: Reencrypt has not ended", engine.ErrInvalid, e.name)
-	}
-	if _, err := e.reencrypt(engine.ForMaintenance(ctx), st); err != nil {
-		return err
-	}
-	return e.ring.forget(ctx, e.name, st.writes)
 }
 
-// reencryptBytes bounds what Reencrypt writes at once.
+// reencryptBytes bounds what one batch of reencrypt writes.
 const reencryptBytes = 256 << 10
 
-// reencrypt encrypts with the key that is used what is encrypted with another one.
+// reencrypt encrypts with the key that is used every value that has another one, and returns how many these were. If
+// the note changes meanwhile, the error is a ConflictError.
 func (e *Engine) reencrypt(ctx context.Context, st *state) (values int, err error) {
-	var b engine.Batch
-	otherKey := func(err error) bool { // It conflicts with another rotation.
-		var c *engine.ConflictError
-		return errors.As(err, &c) && bytes.Equal(c.Key, e.note)
-	}
-	apply := func() error {
-		_, err := engine.ApplyUntilKnown(ctx, e.base, &b)
-		if otherKey(err) {
-			return err
-		}
-		if errors.Is(err, engine.ErrConflict) && len(b.Sets) > 1 { // Those that were changed meanwhile have the key.
-			for i := range b.Sets {
-				one := engine.Batch{Guards: []engine.Pair{b.Guards[0], b.Guards[i+1]}, Sets: b.Sets[i : i+1]}
-				if _, err = engine.ApplyUntilKnown(ctx, e.base, &one); err != nil && (otherKey(err) || !errors.Is(err, engine.ErrConflict)) {
-					return err
-				}
-			}
-		}
-		if errors.Is(err, engine.ErrConflict) {
-			err = nil
-		}
-		b = engine.Batch{}
-		return err
-	}
+	var b engine.Batch // guards and sets the same keys
 	for p, err := range e.base.Scan(ctx, engine.PrefixRange(e.prefix)) {
 		if err != nil {
 			return values, err
 		}
 		id, ok := keyOf(p.Value)
-		if bytes.Equal(p.Key, e.note) || !ok || id == st.writes || !st.set.has(id) {
+		if bytes.Equal(p.Key, e.note) || !ok || id == st.ids[0] || !st.set.has(id) {
 			continue
 		}
-		text, err := st.set.primitive.DecryptDeterministically(p.Value, p.Key)
-		if err != nil { // damaged: it stays so
+		text, err := st.set.opens.DecryptDeterministically(p.Value, p.Key)
+		if err != nil { // It is damaged, and stays so.
 			continue
 		}
 		v, err := st.seal.EncryptDeterministically(text, p.Key)
@@ -157,19 +134,41 @@ func (e *Engine) reencrypt(ctx context.Context, st *state) (values int, err erro
 			return values, err
 		}
 		if len(b.Sets) > 0 && b.Bytes()+len(p.Key)+len(v) > reencryptBytes {
-			if err := apply(); err != nil {
+			n, err := e.replace(ctx, st, &b)
+			if values += n; err != nil {
 				return values, err
 			}
-		}
-		if len(b.Sets) == 0 {
-			b.Guard(e.note, st.note)
+			b = engine.Batch{}
 		}
 		b.Guard(p.Key, p.Value)
 		b.Set(p.Key, v)
-		values++
 	}
-	if len(b.Sets) > 0 {
-		return values, apply()
+	n, err := e.replace(ctx, st, &b)
+	return values + n, err
+}
+
+// replace makes the changes of b that can still be made, and returns how many. A value that was changed meanwhile has
+// the key that is used.
+func (e *Engine) replace(ctx context.Context, st *state, b *engine.Batch) (values int, err error) {
+	if len(b.Sets) == 0 {
+		return 0, nil
+	}
+	noted := engine.Batch{Guards: append([]engine.Pair{{Key: e.note, Value: st.note}}, b.Guards...), Sets: b.Sets}
+	_, err = engine.ApplyUntilKnown(ctx, e.base, &noted)
+	var c *engine.ConflictError
+	switch {
+	case err == nil:
+		return len(b.Sets), nil
+	case !errors.As(err, &c) || bytes.Equal(c.Key, e.note):
+		return 0, err
+	case len(b.Sets) == 1:
+		return 0, nil
+	}
+	for i := range b.Sets { // one by one
+		n, err := e.replace(ctx, st, &engine.Batch{Guards: b.Guards[i : i+1], Sets: b.Sets[i : i+1]})
+		if values += n; err != nil {
+			return values, err
+		}
 	}
 	return values, nil
 }

@@ -1,27 +1,27 @@
-// Package sealed encrypts what a store keeps. Open returns an engine that encrypts every value before it reaches
-// another engine, and hides the texts that are in keys; a store that is opened on it does not know. What is on the
-// disk, in the database of a server, and in the messages to it, has no content of the store.
+// Package sealed encrypts a store. Open returns an engine that encrypts what it passes to another engine. A store that
+// is opened on it works as on any other engine. The files or the server of the other engine get no content and no name.
 //
 // # What is encrypted
 //
-// A value is encrypted with AES-SIV (RFC 5297) of Tink, bound to its key: one that was changed, or moved to another
-// key, does not verify. Equal values at one key are equal when they are encrypted, so that guards stay comparisons of
-// bytes, and who sees the database twice sees whether a value has changed. An older value of the same key verifies.
+// Values are encrypted with AES-SIV (RFC 5297) of Tink. Each is bound to its key: a value that was changed, or moved to
+// another key, does not verify. An older value of the same key verifies. The same value at the same key is encrypted to
+// the same bytes, so the database can still compare guards; whoever sees the database twice sees which values have
+// changed.
 //
-// Keys of the store have hashes under a secret in place of names, but for the keys of records, which are listed in the
-// order of their texts. Here a secret hash stands for each of the first parts of such a text that end with "/", and
-// one for the whole text. So who sees the database sees which texts begin alike, up to a "/". A list reads all records
-// whose keys begin with the same such parts, decrypts them and sorts them; its first page is of one moment only if it
-// reads no more than a page.
+// Session records have keys with a text that the caller chose, and are listed in the order of these texts. Hashes under
+// a secret take the place of a text: one for each of its first four parts that end with "/", and one for the whole
+// text. So the database shows which texts begin alike. To list records, the engine reads all whose text begins with the
+// same parts, decrypts them, and sorts them. Such a list is of one moment only if all that was read fits into one page.
+// All other names in keys are hashed by the store itself.
 //
-// What can be seen is how many records of which kind there are, how large they are, when sessions were changed, and
-// which records belong to one session.
+// The database also shows how many records of each kind there are, their sizes, when sessions were changed, and which
+// records belong to one session.
 //
 // # Keys
 //
-// A Keyring is a file with a keyset for each namespace. Keyring.Rotate adds a key to a namespace, and Engine.Reencrypt
-// encrypts all anew with it. Keyring.Destroy removes the keyset: nobody can read the namespace then, nor any copy of
-// it that has no other copy of the file.
+// A Keyring is a file with a keyset for each namespace. Keyring.Rotate adds a key to a keyset. Engine.Reencrypt
+// encrypts the store with the newest key, and Engine.Forget removes the older ones. Keyring.Destroy removes a keyset:
+// without another copy of the file nobody can read that namespace, nor any copy of it.
 package sealed
 
 import (
@@ -41,36 +41,35 @@ import (
 )
 
 var (
-	// ErrKey says that the keyring has no keyset of the namespace, or that its keyset lacks a key that the store is
-	// encrypted with. It matches engine.ErrEncrypted.
+	// ErrKey says that the keyring has no keyset of the namespace, or that the keyset lacks a key that was used. It
+	// matches engine.ErrEncrypted.
 	ErrKey = fmt.Errorf("%w, and there is no key", engine.ErrEncrypted)
-	// ErrNotEncrypted says that the namespace has a store that is not encrypted, or that a stream is not.
+	// ErrNotEncrypted says that a store, or a stream, was to be decrypted and is not encrypted.
 	ErrNotEncrypted = errors.New("sealed: not encrypted")
 )
 
-// An Engine encrypts what it passes to another engine. It has the keys of one namespace and refuses others.
+// An Engine encrypts what it passes to another engine. It takes the keys of one namespace and refuses all others.
 type Engine struct {
 	base   engine.Engine
 	ring   *Keyring
 	name   string // of the namespace
-	prefix []byte // of all its keys
-	note   []byte // the key of the note
+	prefix []byte // of all keys of the namespace
+	note   []byte // the key of the note: see keyset.encodeNote
 	state  atomic.Pointer[state]
 }
 
-// A state is what an Engine knows of the keys of its namespace.
+// A state is what an Engine has read last of its keyring and its note.
 type state struct {
 	set    *keyset
-	note   []byte                 // as it is stored, or nil
-	writes uint32                 // the key that is used
-	seal   tink.DeterministicAEAD // with the key that is used
-	others bool                   // values may be encrypted with other keys, too
-	recent recent                 // with seal
+	note   []byte                 // the value of the note; nil before the first batch
+	ids    []uint32               // of the keys in the note; the newest key before there is a note
+	seal   tink.DeterministicAEAD // encrypts with the first of ids
+	recent recent
 }
 
-// Open returns an engine for the store of a namespace on e, which package turnstone can open. The keyring must have a
-// keyset of the namespace, or the error is ErrKey. If e has a store of the namespace that is not encrypted, the error
-// is ErrNotEncrypted: turnstone.Copy makes an encrypted copy of it. Closing the Engine closes e.
+// Open returns an engine for the store of a namespace on e. The keyring must have a keyset of the namespace: the error
+// is ErrKey otherwise. If e has a store of the namespace that is not encrypted, the error is ErrNotEncrypted;
+// turnstone.Copy makes an encrypted copy of such a store. Closing the Engine closes e.
 func Open(ctx context.Context, e engine.Engine, ring *Keyring, namespace string) (*Engine, error) {
 	if e == nil || ring == nil {
 		return nil, fmt.Errorf("%w: the engine or the keyring is nil", engine.ErrInvalid)
@@ -93,14 +92,14 @@ func (e *Engine) look(ctx context.Context) (*state, error) {
 			e.state.Store(st)
 			return st, nil
 		}
-		if !errors.Is(err, ErrKey) || st == nil || before != nil && bytes.Equal(before.note, st.note) && slices.Equal(before.set.ids, st.set.ids) {
+		if st == nil || before != nil && bytes.Equal(before.note, st.note) && slices.Equal(before.set.ids, st.set.ids) {
 			return nil, err
 		}
-		before = st // The keys may have been changed between the two reads.
+		before = st // A rotation may have come between the two reads.
 	}
 }
 
-// read reads the keyring and the note. With an error that matches ErrKey it may return what it has read.
+// read reads the keyring and the note. If the keyset lacks a key of the note, it returns an error and what it has read.
 func (e *Engine) read(ctx context.Context) (*state, error) {
 	set, err := e.ring.keyset(ctx, e.name)
 	if err != nil {
@@ -110,33 +109,54 @@ func (e *Engine) read(ctx context.Context) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	st := &state{set: set, note: vs[0]}
-	st.writes = set.primary
+	st := &state{set: set, note: vs[0], ids: []uint32{set.newest}}
 	if st.note == nil && (vs[1] != nil || vs[2] != nil) {
-		return nil, fmt.Errorf("%w: namespace %q", ErrNotEncrypted, e.name)
+		return nil, fmt.Errorf("%w: the store of namespace %q", ErrNotEncrypted, e.name)
 	}
 	if st.note != nil {
-		ids, err := set.decodeNote(e.note, st.note)
-		if err != nil {
+		if st.ids, err = set.decodeNote(e.note, st.note); err != nil {
 			return nil, codec.Corrupt(err, "note of the keys of namespace %q", e.name)
 		}
-		for _, id := range ids {
-			if !set.has(id) {
-				return st, fmt.Errorf("%w: namespace %q is encrypted with key %08x, which the keyring does not have", ErrKey, e.name, id)
-			}
-		}
-		st.writes, st.others = ids[0], len(ids) > 1
 	}
-	st.seal, err = set.sealing(st.writes)
-	return st, err
+	for _, id := range st.ids {
+		if !set.has(id) {
+			return st, fmt.Errorf("%w: namespace %q is encrypted with key %08x, which the keyring lacks", ErrKey, e.name, id)
+		}
+	}
+	if st.seal, err = set.sealing(st.ids[0]); err != nil {
+		return nil, err
+	}
+	return st, nil
 }
 
-// check refuses keys that are not those of a store in the namespace.
-func (e *Engine) check(key []byte) error {
+// storedKey returns the key under which the pair of a key is stored. It refuses keys that no store of the namespace
+// has.
+func (e *Engine) storedKey(set *keyset, key []byte) ([]byte, error) {
 	if !bytes.HasPrefix(key, e.prefix) || bytes.Equal(key, e.note) {
-		return fmt.Errorf("%w: key %x is not one of a store in namespace %q", engine.ErrInvalid, key, e.name)
+		return nil, fmt.Errorf("%w: key %x is none of a store of namespace %q", engine.ErrInvalid, key, e.name)
 	}
-	return nil
+	return set.storedKey(key), nil
+}
+
+// knowing returns a keyset that has the key with which a stored value is encrypted. It reads the keyring again if
+// neither first nor the last state has it. If nobody has it, the value is damaged.
+func (e *Engine) knowing(ctx context.Context, first *keyset, value []byte) (*keyset, error) {
+	if first.knows(value) {
+		return first, nil
+	}
+	for st := e.state.Load(); ; {
+		if st.set.knows(value) {
+			return st.set, nil
+		}
+		now, err := e.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Equal(now.note, st.note) {
+			return now.set, nil
+		}
+		st = now
+	}
 }
 
 // Get implements engine.Engine.
@@ -145,87 +165,49 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	if st == nil {
 		return nil, engine.ErrClosed
 	}
-	hidden := make([][]byte, len(ks))
+	ours := func(k []byte) bool { return !bytes.Equal(k, engine.UnfinishedKey) && !bytes.Equal(k, e.note) }
+	stored := slices.Clone(ks)
 	for i, k := range ks {
-		if hidden[i] = k; bytes.Equal(k, engine.UnfinishedKey) || bytes.Equal(k, e.note) {
+		if !ours(k) {
 			continue
 		}
-		if err := e.check(k); err != nil {
+		var err error
+		if stored[i], err = e.storedKey(st.set, k); err != nil {
 			return nil, err
 		}
-		hidden[i] = st.set.hide(k)
 	}
-	first := st.set
-	vs, err := e.base.Get(ctx, hidden...)
+	vs, err := e.base.Get(ctx, stored...)
 	if err != nil {
 		return nil, err
 	}
 	for i, v := range vs {
-		if v == nil || bytes.Equal(ks[i], engine.UnfinishedKey) { // which is of the database, not of a store
-			continue
-		}
-		if bytes.Equal(ks[i], e.note) {
+		switch {
+		case bytes.Equal(ks[i], e.note): // The store does not know of it.
 			vs[i] = nil
-			continue
-		}
-		set := first // What was read before a key was forgotten may have it.
-		for !set.knows(v) && !st.set.knows(v) {
-			before := st
-			if st, err = e.look(ctx); err != nil {
+		case v == nil || !ours(ks[i]):
+		default:
+			// The value may have been read before the key was forgotten, so the keyset of then comes first.
+			set, err := e.knowing(ctx, st.set, v)
+			if err != nil {
 				return nil, err
 			}
-			if bytes.Equal(st.note, before.note) { // No key of the store.
-				break
+			p := set.open(stored[i], v)
+			if vs[i] = p.Value; !bytes.Equal(p.Key, ks[i]) {
+				vs[i] = codec.Forged
 			}
-		}
-		if !set.knows(v) {
-			set = st.set
-		}
-		p := set.open(hidden[i], v)
-		if vs[i] = p.Value; !bytes.Equal(p.Key, ks[i]) {
-			vs[i] = codec.Forged
 		}
 	}
 	return vs, nil
 }
 
-// Scan implements engine.Engine. See the package comment for pages of records.
+// Scan implements engine.Engine. The package comment says of which moment a list of session records is.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	if e.state.Load() == nil {
+	st := e.state.Load()
+	if st == nil {
 		return func(yield func(engine.Pair, error) bool) { yield(engine.Pair{}, engine.ErrClosed) }
 	}
-	first := e.state.Load().set // A page that was read before a key was forgotten may have it.
-	s := &scanning{from: e.base, note: e.note, known: func(v []byte) (*keyset, error) {
-		if v == nil || first.knows(v) {
-			return first, nil
-		}
-		for st := e.state.Load(); ; {
-			if st.set.knows(v) {
-				return st.set, nil
-			}
-			now, err := e.look(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if bytes.Equal(now.note, st.note) { // No key of the store.
-				return now.set, nil
-			}
-			st = now
-		}
-	}}
+	s := &scanning{from: e.base, set: st.set, note: e.note, knowing: func(v []byte) (*keyset, error) { return e.knowing(ctx, st.set, v) }}
 	return s.scan(ctx, clip(r, e.prefix))
-}
-
-// clip returns the part of a range whose keys begin with a prefix.
-func clip(r engine.Range, prefix []byte) engine.Range {
-	of := engine.PrefixRange(prefix)
-	if bytes.Compare(r.Start, of.Start) < 0 {
-		r.Start = of.Start
-	}
-	if of.End != nil && (r.End == nil || bytes.Compare(r.End, of.End) > 0) {
-		r.End = of.End
-	}
-	return r
 }
 
 // Vacuum implements engine.Engine.
@@ -247,14 +229,14 @@ func (e *Engine) Close() error {
 	return e.base.Close()
 }
 
-// Notify implements engine.Notifier. It does nothing if the engine below can't tell other processes.
+// Notify implements engine.Notifier. It does nothing if the other engine is no Notifier.
 func (e *Engine) Notify(topic string) {
 	if n, ok := e.base.(engine.Notifier); ok {
 		n.Notify(topic)
 	}
 }
 
-// Listen implements engine.Notifier. It hears nothing if the engine below can't tell.
+// Listen implements engine.Notifier. It hears nothing if the other engine is no Notifier.
 func (e *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 	if n, ok := e.base.(engine.Notifier); ok {
 		return n.Listen(ctx, heard)

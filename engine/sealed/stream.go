@@ -11,39 +11,41 @@ import (
 	"github.com/tink-crypto/tink-go/v2/tink"
 )
 
-// ErrForged says that a stream was changed, cut off, or encrypted under another name, or is not encrypted at all.
+// ErrForged says that a stream was changed, was cut off, or has another name.
 var ErrForged = errors.New("sealed: it does not verify with the keys of the namespace")
 
-// A Stream encrypts and decrypts what is too large for a value: a bundle, an object of a backup. It is cut into chunks
-// of 64 KiB, each of which is encrypted with AES-SIV, bound to the name of the stream, its number, and whether it is
-// the last one. So a part can be read alone. Streams of one name and equal contents have equal chunks.
+// A Stream encrypts and decrypts what is too large for a value: a bundle, or an object of a backup. It consists of
+// chunks of 64 KiB. Each is encrypted with AES-SIV, and bound to the name of the stream, to its number, and to whether
+// it is the last one. So a part of a stream can be read alone. Streams of one name and equal contents have equal
+// chunks.
 type Stream struct {
 	set  *keyset
 	seal tink.DeterministicAEAD
 	name string
 }
 
-// Stream returns the stream of a name, encrypted with the newest key of a namespace and decrypted with all of them.
+// Stream returns the stream of a name. It encrypts with the newest key of a namespace, and decrypts with all keys.
 func (k *Keyring) Stream(ctx context.Context, namespace, name string) (*Stream, error) {
 	set, err := k.keyset(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
-	seal, err := set.sealing(set.primary)
+	seal, err := set.sealing(set.newest)
 	return &Stream{set, seal, name}, err
 }
 
-// Encrypted reports whether what begins so is a stream.
+// Encrypted reports whether bytes are the beginning of a stream or of an encrypted value. No record of a store and no
+// object of a backup that is not encrypted begins so.
 func Encrypted(begin []byte) bool { return len(begin) > 0 && begin[0] == cryptofmt.TinkStartByte }
 
 const (
 	chunkBytes  = 64 << 10
-	chunkSealed = chunkBytes + keySize + sivBytes
+	chunkSealed = chunkBytes + idSize + sivBytes
 	sivBytes    = 16 // of the synthetic initialization vector
 )
 
-// bound returns what a chunk is bound to. No key of a store is like that: those are shorter, or have no such
-// beginning.
+// bound returns what a chunk is bound to. No stored key is equal to that: one that begins so is that of a head, and
+// shorter.
 func (s *Stream) bound(number uint64, last bool) []byte {
 	out := append([]byte("turnstone stream\x00"), s.name...)
 	out = binary.BigEndian.AppendUint64(append(out, 0), number)
@@ -79,7 +81,7 @@ func fill(r io.Reader, b []byte) (n int, full bool, err error) {
 	for n < len(b) {
 		k, err := r.Read(b[n:])
 		n += k
-		if err == io.EOF { //nolint:errorlint // a wrapped one is no end
+		if err == io.EOF { // As io.Reader has it: a wrapped one is another error.
 			return n, n == len(b), nil
 		}
 		if err != nil {
@@ -89,9 +91,9 @@ func fill(r io.Reader, b []byte) (n int, full bool, err error) {
 	return n, true, nil
 }
 
-// Decrypt returns length bytes of the content from an offset on, or all that follow if length is negative. It calls
-// get for bytes of what Encrypt has made, and closes what that returns. All that follow end with ErrForged if the
-// stream was cut off.
+// Decrypt returns length bytes of the content from an offset on, which is within the content, or all that follow if
+// length is negative. It calls get for a part of what Encrypt has made; closing the result closes what get returns. If
+// the stream was cut off, reading all that follows ends with ErrForged.
 func (s *Stream) Decrypt(offset, length int64, get func(offset, length int64) (io.ReadCloser, error)) (io.ReadCloser, error) {
 	if offset < 0 {
 		return nil, fmt.Errorf("%w: an offset of %d bytes", ErrForged, offset)
@@ -117,17 +119,16 @@ func (s *Stream) Decrypt(offset, length int64, get func(offset, length int64) (i
 		case ended:
 			return nil, fmt.Errorf("%w: there is more behind its end", ErrForged)
 		}
-		id, ok := keyOf(text[:n])
 		if number == 0 && !Encrypted(text[:n]) {
 			return nil, ErrNotEncrypted
 		}
-		if ok && !s.set.has(id) {
-			return nil, fmt.Errorf("%w: it is encrypted with key %08x, which the keyring does not have", ErrKey, id)
+		if id, ok := keyOf(text[:n]); ok && number == uint64(first) && !s.set.has(id) { // A later one has the same key.
+			return nil, fmt.Errorf("%w: it is encrypted with key %08x, which the keyring lacks", ErrKey, id)
 		}
-		plain, err := s.set.primitive.DecryptDeterministically(text[:n], s.bound(number, false))
+		plain, err := s.set.opens.DecryptDeterministically(text[:n], s.bound(number, false))
 		if err != nil {
 			ended = true
-			plain, err = s.set.primitive.DecryptDeterministically(text[:n], s.bound(number, true))
+			plain, err = s.set.opens.DecryptDeterministically(text[:n], s.bound(number, true))
 		}
 		if number++; err != nil {
 			return nil, fmt.Errorf("%w: chunk %d", ErrForged, number)

@@ -9,6 +9,7 @@ import (
 	"testing/iotest"
 
 	"github.com/turnstonedb/turnstone/engine/sealed"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 const chunk, sealedChunk = 64 << 10, 64<<10 + 21
@@ -46,7 +47,7 @@ func stream(t *testing.T, k *sealed.Keyring, name string) *sealed.Stream {
 
 // Each part of a stream is decrypted as it was encrypted, whatever its length is.
 func TestES7_StreamsAreReadInParts(t *testing.T) {
-	s := stream(t, ring(t, "n"), "name")
+	s := stream(t, storetest.Keyring(t, "n"), "name")
 	for _, n := range []int{0, 1, chunk - 1, chunk, chunk + 1, 3 * chunk, 3*chunk + 5} {
 		plain := random(n)
 		text, err := io.ReadAll(s.Encrypt(iotest.OneByteReader(bytes.NewReader(plain))))
@@ -79,7 +80,7 @@ func TestES7_StreamsAreReadInParts(t *testing.T) {
 
 // A stream that was changed, cut off, put together anew, or is of another name is told from what was written.
 func TestES7_AForgedStreamIsKnown(t *testing.T) {
-	k := ring(t, "n")
+	k := storetest.Keyring(t, "n")
 	s := stream(t, k, "name")
 	text, err := io.ReadAll(s.Encrypt(bytes.NewReader(random(3*chunk + 5))))
 	if err != nil {
@@ -91,9 +92,11 @@ func TestES7_AForgedStreamIsKnown(t *testing.T) {
 	}
 	flipped := bytes.Clone(text)
 	flipped[2*sealedChunk+100] ^= 1
+	otherID := bytes.Clone(text)
+	otherID[sealedChunk+2] ^= 1
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	for name, forged := range map[string][]byte{
-		"empty": nil, "a byte": text[:1], "cut at a chunk": text[:2*sealedChunk], "cut in a chunk": text[:2*sealedChunk+50], "flipped": flipped,
+		"empty": nil, "a byte": text[:1], "cut at a chunk": text[:2*sealedChunk], "cut in a chunk": text[:2*sealedChunk+50], "flipped": flipped, "another key in the middle": otherID,
 		"longer": join(text, []byte("x")), "twice": join(text, text), "in another order": join(text[sealedChunk:2*sealedChunk], text[:sealedChunk], text[2*sealedChunk:]),
 		"another end": join(text[:2*sealedChunk], other[sealedChunk:]), "without its begin": text[sealedChunk:],
 	} {
@@ -126,7 +129,7 @@ func TestES7_AForgedStreamIsKnown(t *testing.T) {
 	if _, err := whole(stream(t, k, "another name"), text, 0, -1); !errors.Is(err, sealed.ErrForged) {
 		t.Error(err)
 	}
-	if _, err := whole(stream(t, ring(t, "n"), "name"), text, 0, -1); !errors.Is(err, sealed.ErrKey) {
+	if _, err := whole(stream(t, storetest.Keyring(t, "n"), "name"), text, 0, -1); !errors.Is(err, sealed.ErrKey) {
 		t.Error(err)
 	}
 	if _, err := k.Stream(ctx, "other", "name"); !errors.Is(err, sealed.ErrKey) {

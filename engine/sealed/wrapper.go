@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"golang.org/x/crypto/argon2"
@@ -66,11 +65,11 @@ func (p passphrase) Wrap(_ context.Context, key []byte) ([]byte, error) {
 
 func (p passphrase) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 	if len(wrapped) < passphraseParameters {
-		return nil, errors.New("it is not encrypted with a passphrase")
+		return nil, fmt.Errorf("%w: it is not encrypted with a passphrase", ErrKeyring)
 	}
 	head := wrapped[:passphraseParameters]
 	if t, m, l := binary.BigEndian.Uint32(head[saltBytes:]), binary.BigEndian.Uint32(head[saltBytes+4:]), head[saltBytes+8]; t < 1 || t > mostPasses || m > mostMemory || l < 1 {
-		return nil, fmt.Errorf("it asks for %d passes over %d KiB in %d lanes", t, m, l)
+		return nil, fmt.Errorf("%w: it asks for %d passes over %d KiB in %d lanes", ErrKeyring, t, m, l)
 	}
 	return decrypt(p.key(head), wrapped[passphraseParameters:], head)
 }
@@ -87,12 +86,17 @@ func encrypt(key, text, with []byte) ([]byte, error) {
 	return aead.Seal(nil, nil, text, with), nil
 }
 
+// decrypt decrypts what encrypt has made. It fails with ErrKeyring if that was made with another key, or was changed.
 func decrypt(key, text, with []byte) ([]byte, error) {
 	aead, err := gcm(key)
 	if err != nil {
 		return nil, err
 	}
-	return aead.Open(nil, nil, text, with)
+	plain, err := aead.Open(nil, nil, text, with)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the passphrase or the secret is another one, or the file was changed", ErrKeyring)
+	}
+	return plain, nil
 }
 
 // gcm returns AES-256-GCM that makes its nonces.
@@ -140,27 +144,25 @@ func (f *file) encode() ([]byte, error) {
 
 func decodeFile(ctx context.Context, text []byte, by Wrapper) (*content, error) {
 	var f file
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&f); err != nil {
-		return nil, err
-	}
-	if same, err := f.encode(); err != nil || !bytes.Equal(same, text) {
-		return nil, errors.New("it was changed")
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKeyring, err)
 	}
 	if f.Format != format {
-		return nil, fmt.Errorf("its format is %.40q, and %q is known", f.Format, format)
+		return nil, fmt.Errorf("%w: its format is %.40q, and %q is known", ErrKeyring, f.Format, format)
+	}
+	if same, err := f.encode(); err != nil || !bytes.Equal(same, text) {
+		return nil, fmt.Errorf("%w: it was changed", ErrKeyring)
 	}
 	key, err := by.Unwrap(ctx, f.Wrapped)
 	if err != nil {
-		return nil, fmt.Errorf("the passphrase or the secret is another one, or the file was changed: %w", err)
+		return nil, err
 	}
 	if text, err = decrypt(key, f.Sealed, []byte(format)); err != nil {
 		return nil, err
 	}
 	c := &content{}
 	if err := json.Unmarshal(text, c); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrKeyring, err)
 	}
 	if c.Namespaces == nil {
 		c.Namespaces = map[string]entry{}

@@ -1,7 +1,8 @@
-// Package keys is the one table of the keys that reach the engine. A key is the 4-byte namespace prefix, a letter,
-// and fields of fixed width, but for Record and Listing, which have the caller's text, because they are listed in its
+// Package keys is the one table of the keys that reach the engine. A key is the 4-byte namespace prefix, a letter, and
+// fields of fixed width, but for Record and Listing, which have the caller's text, because they are listed in its
 // order. Other text occurs only as a hash under the store's secret, and incarnations are random. So only the keys
-// without fields (Store, Copying, Encryption, Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. See docs/format.md.
+// without fields (Store, Copying, Encryption, Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. See
+// docs/format.md.
 package keys
 
 import (
@@ -109,8 +110,8 @@ func ScrubKey(name string) []byte {
 	return append(p[:], Scrub)
 }
 
-// EncryptionKey returns the key of the note by which an encrypted store is known. Package sealed alone reads it: the key is
-// not among those that its engine has.
+// EncryptionKey returns the key of the note by which an encrypted store is known. Package sealed alone reads it: the
+// key is not among those that its engine has.
 func EncryptionKey(name string) []byte {
 	p := prefix(name)
 	return append(p[:], Encryption)

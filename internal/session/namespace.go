@@ -30,7 +30,7 @@ var (
 	// or it was interrupted.
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
 	// ErrEncrypted says that the namespace has an encrypted store, and the engine does not decrypt it.
-	ErrEncrypted = errors.New("turnstone: the store is encrypted: open it with its keys")
+	ErrEncrypted = errors.New("turnstone: the store is encrypted")
 )
 
 // A Namespace says what to open.

@@ -41,27 +41,35 @@ func init() {
 		}
 	}
 	Engines["sealed"] = func(t *testing.T) func() (engine.Engine, error) {
-		ctx := context.Background()
-		dir := t.TempDir()
-		ring, err := sealed.CreateKeyring(ctx, dir+"/keys", sealed.Key([32]byte{1}))
-		if err == nil {
-			err = ring.Add(ctx, "")
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		ring, begin := Keyring(t, ""), Engines[open.Schemes()[0]](t)
 		return func() (engine.Engine, error) {
-			e, err := open.Open(ctx, open.Schemes()[0]+":"+dir+"/store", exclusive)
+			e, err := begin()
 			if err != nil {
 				return nil, err
 			}
-			s, err := sealed.Open(ctx, e, ring, "")
+			s, err := sealed.Open(context.Background(), e, ring, "")
 			if err != nil {
 				return nil, errors.Join(err, e.Close())
 			}
 			return s, nil
 		}
 	}
+}
+
+// Keyring returns a new keyring that has a keyset for each namespace.
+func Keyring(t testing.TB, namespaces ...string) *sealed.Keyring {
+	t.Helper()
+	ctx := context.Background()
+	ring, err := sealed.CreateKeyring(ctx, t.TempDir()+"/keys", sealed.Key([32]byte{1}))
+	for _, name := range namespaces {
+		if err == nil {
+			err = ring.Add(ctx, name)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ring
 }
 
 // Some skips a test of an engine that is neither in memory nor the default unless the tests run in full, and with

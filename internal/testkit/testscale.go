@@ -1,6 +1,6 @@
-// Package testkit fills values for tests, and says how much tests do. Fill sets every field of a value. The rest says how
-// much the tests do that could go on for ever: how many places they cut a history at, how many bits they flip, how many
-// schedules and random histories they try, and how long they wait for what should happen.
+// Package testkit fills values for tests, and says how much tests do. Fill sets every field of a value. The rest says
+// how much the tests do that could go on for ever: how many places they cut a history at, how many bits they flip, how
+// many schedules and random histories they try, and how long they wait for what should happen.
 //
 // There are three sizes. go test takes seconds for most packages and finds what a
 // change is likely to break. TURNSTONE_LONG=1 in the environment runs all of it,
@@ -62,7 +62,8 @@ func OneGoroutine(t testing.TB) {
 }
 
 // Until waits until ok reports true, and ends the test if that has not happened after two minutes. what names what is
-// waited for. A test that waits without a limit tells nothing of its failure: it is ended with all others of its package.
+// waited for. A test that waits without a limit tells nothing of its failure: it is ended with all others of its
+// package.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for begun := time.Now(); !ok(); time.Sleep(time.Millisecond) {

@@ -321,3 +321,13 @@ func (d *Dir) Private() error {
 	}
 	return nil
 }
+
+// Resemble gives f the mode of another file, and its owner if that is another user than this process's.
+func Resemble(f *os.File, other os.FileInfo) error {
+	if s, ok := other.Sys().(*syscall.Stat_t); ok && (int(s.Uid) != os.Geteuid() || int(s.Gid) != os.Getegid()) {
+		if err := f.Chown(int(s.Uid), int(s.Gid)); err != nil {
+			return err
+		}
+	}
+	return f.Chmod(other.Mode().Perm())
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 )
 
 // Dir can't be had on this system: neither locks nor durable directory entries
@@ -73,3 +74,6 @@ func Short(error) bool { return false }
 
 // Unused fails.
 func (d *Dir) Unused(func(string) bool) error { return errSystem }
+
+// Resemble is not for this system.
+func Resemble(*os.File, os.FileInfo) error { return errSystem }
