@@ -13,10 +13,10 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/copying"
 	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/session"
-	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
@@ -67,7 +67,7 @@ var (
 	// ErrDiverged: a session and the one in a bundle have gone different ways. See DivergedError.
 	ErrDiverged = errors.New("turnstone: session has diverged")
 	// ErrOtherStore: the target of a copy holds another store.
-	ErrOtherStore = verify.ErrOtherStore
+	ErrOtherStore = copying.ErrOtherStore
 	// ErrEncrypted: the store is encrypted, and was opened without its keys. See package engine/sealed.
 	ErrEncrypted = session.ErrEncrypted
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.

@@ -291,7 +291,7 @@ func (s *Store) recordsChanged(inc head.Incarnation) { s.tell(topic{inc, true}) 
 
 func (s *Store) tell(t topic) {
 	s.watched.tell(t)
-	if s.notifier != nil && (t.records || s.lifecycle.Telling.Load()) {
+	if t.records || s.lifecycle.Telling.Load() {
 		s.notifier.Notify(s.textOf(t))
 	}
 }
@@ -317,16 +317,14 @@ func (s *Store) textOf(t topic) string {
 // watching begins to watch a topic, as watched.add does, and returns what that returns. The first call also begins
 // to listen for the notifications of other processes, until the store is closed.
 func (s *Store) watching(t topic) (changed chan struct{}, stop func()) {
-	if s.notifier != nil {
-		s.listening.Do(func() {
-			s.run(func() {
-				err := s.notifier.Listen(s.ctx, s.heard)
-				if l := s.opts.Logger; l != nil && err != nil && s.ctx.Err() == nil {
-					l.Warn("turnstone: watches hear of other processes by polling alone", "error", err)
-				}
-			})
+	s.listening.Do(func() {
+		s.run(func() {
+			err := s.notifier.Listen(s.ctx, s.heard)
+			if l := s.opts.Logger; l != nil && err != nil && s.ctx.Err() == nil {
+				l.Warn("turnstone: watches hear of other processes by polling alone", "error", err)
+			}
 		})
-	}
+	})
 	return s.watched.add(t)
 }
 

@@ -91,7 +91,7 @@ func (s *Session) living(ctx context.Context) (*head.Incarnation, error) {
 }
 
 func (s *Store) collector() *gc.Collector {
-	return gc.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter, *s.opts.formats)
+	return gc.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter)
 }
 
 // turn waits until no other collection or vacuum of this store runs. Who has the turn

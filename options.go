@@ -54,6 +54,10 @@ type Options struct {
 	// it a store keeps its format, so that older and newer versions of Turnstone can
 	// use it together. A new store has the newest format.
 	Upgrade bool
+	// Database returns the database of a name. The store calls it when its namespace has moved to that database: see
+	// Move. It may return the same engine each time, and whoever sets it closes the engines. Without it, a store whose
+	// namespace has moved fails with engine.ErrMoved.
+	Database func(ctx context.Context, name string) (engine.Engine, error)
 	// UploadTTL is how long an attachment that no commit refers to yet is kept.
 	// Default 24 hours.
 	UploadTTL time.Duration
@@ -65,6 +69,7 @@ type Options struct {
 	// show no progress before one of this store takes it over: the other process was
 	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
 	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
+	// If it is not negative, it is also how long commits wait for a Move that has died; else that is 5 seconds.
 	TakeOverAfter time.Duration
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
@@ -91,6 +96,7 @@ type Validator func(ctx context.Context, session string, c *Commit) error
 // *LimitError.
 const (
 	MaxNamespace      = 512      // bytes of Options.Namespace, UTF-8
+	MaxDatabase       = 128      // bytes of the name of a database; at least 1, UTF-8
 	MaxSessionID      = 512      // bytes of a session id; at least 1, UTF-8
 	MaxKind           = 64       // bytes of a node's kind; at least 1, UTF-8
 	MaxEventKey       = 512      // bytes of a node's key, UTF-8

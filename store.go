@@ -19,6 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/moving"
 	"github.com/turnstonedb/turnstone/internal/session"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
@@ -42,8 +43,8 @@ type Store struct {
 	holder    [8]byte // random; it distinguishes the scrubs of this store from those of other processes
 
 	watched    watched
-	feeding    chan struct{}   // has one while told changes get their numbers
-	notifier   engine.Notifier // nil if the engine is none
+	feeding    chan struct{} // has one while told changes get their numbers
+	notifier   engine.Notifier
 	listening  sync.Once
 	background sync.WaitGroup // of run
 	closing    sync.Mutex     // held while something is begun in the background, or the store is closed
@@ -62,10 +63,6 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s := &Store{engine: e, collecting: make(chan struct{}, 1), feeding: make(chan struct{}, 1)}
 	if o != nil {
 		s.opts = *o
-	}
-	s.notifier, _ = e.(engine.Notifier)
-	if s.opts.Observer != nil {
-		s.engine = observe(e, s.opts.Observer)
 	}
 	s.opts.SealBytes = cmp.Or(s.opts.SealBytes, 192<<10)
 	s.opts.InlineBytes = cmp.Or(s.opts.InlineBytes, 128<<10)
@@ -90,11 +87,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	var err error
-	s.record, err = session.OpenNamespace(ctx, s.engine, session.Namespace{
-		Name: s.opts.Namespace, MustExist: s.opts.MustExist, Upgrade: s.opts.Upgrade, Known: *s.opts.formats, Random: s.random,
-	})
-	if err != nil {
+	if err := s.openNamespace(ctx, e); err != nil {
 		return nil, err
 	}
 	shares := cache.Of(s.opts.Memory)
@@ -110,6 +103,35 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(engine.ForMaintenance(context.Background()))
 	s.sealing = history.NewSealQueue(s.ctx, shares.Seal)
 	return s, nil
+}
+
+// openNamespace opens the namespace, or creates it, in e or in the database that it has moved to.
+func (s *Store) openNamespace(ctx context.Context, e engine.Engine) error {
+	o := &s.opts
+	of := moving.Namespace{Name: o.Namespace, Known: *o.formats, Open: o.Database, Patience: max(o.TakeOverAfter, 0)}
+	watched := func(e engine.Engine) engine.Engine {
+		if o.Observer == nil {
+			return e
+		}
+		return observe(e, o.Observer)
+	}
+	for at := e; ; {
+		record, err := session.OpenNamespace(ctx, watched(at), session.Namespace{
+			Name: o.Namespace, MustExist: o.MustExist, Upgrade: o.Upgrade, Known: *o.formats, Random: s.random,
+		})
+		if errors.Is(err, engine.ErrMoved) && o.Database != nil {
+			if at, err = moving.Follow(ctx, at, of); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m := moving.New(at, of, record)
+		s.record, s.engine, s.notifier = record, watched(m), m
+		return nil
+	}
 }
 
 // ID returns what the store is called by itself: 32 digits, random, the same for all who open it, and for copies of it.

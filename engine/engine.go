@@ -30,6 +30,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -177,12 +178,12 @@ func (e *ReplacedError) Unwrap() error { return e.Err }
 
 // A MovedError says where a store was moved to. It matches [ErrMoved].
 type MovedError struct {
-	Path string // the directory that it was in
-	To   string // the URL of the engine that it is on, without secrets
+	Path string // the directory that it was in, or its namespace in this database
+	To   string // the URL of the engine that it is on, without secrets, or the name of the database
 }
 
 func (e *MovedError) Error() string {
-	return fmt.Sprintf("engine: the store in %s was moved to %q: open that one", e.Path, e.To)
+	return fmt.Sprintf("engine: the store in %s was moved to %q", e.Path, e.To)
 }
 
 // Is reports whether target is ErrMoved.
@@ -196,10 +197,20 @@ var UnfinishedKey = []byte{0}
 type Pair struct{ Key, Value []byte }
 
 // A Range selects the keys k with Start <= k < End. A nil End means no upper
-// bound. Limit bounds the number of pairs; 0 means no bound.
+// bound. Limit bounds the number of pairs; 0 means no bound. If, unless it is nil, is a guard of each page, as in a
+// Batch: where it does not hold in the snapshot of a page, a *ConflictError ends the sequence.
 type Range struct {
 	Start, End []byte
 	Limit      int
+	If         *Pair
+}
+
+// Check returns a *ConflictError unless r.If is nil, or holds with value at its key.
+func (r Range) Check(value []byte) error {
+	if r.If == nil || bytes.Equal(r.If.Value, value) && (r.If.Value == nil) == (value == nil) {
+		return nil
+	}
+	return &ConflictError{Key: bytes.Clone(r.If.Key)}
 }
 
 // Limits bounds one Apply. Every engine accepts at least MinLimits, and every driver DriverLimits.
@@ -210,11 +221,11 @@ type Limits struct {
 	BatchOps   int // number of writes of a batch
 }
 
-// MinLimits is what a store needs.
-var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
+// MinLimits is what a store needs: its largest batch, and the note that it gets while its namespace is moved.
+var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2<<20 + 8<<10, BatchOps: 10_001}
 
 // DriverLimits is what a driver accepts at least: MinLimits, and what package sealed adds when it encrypts.
-var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2752 << 10, BatchOps: 10_001}
+var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2760 << 10, BatchOps: 10_002}
 
 // PrefixRange returns the range of all keys that begin with p.
 func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }

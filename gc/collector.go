@@ -41,15 +41,14 @@ type Collector struct {
 	blobs    *blob.Store
 	now      func() time.Time
 	patience time.Duration
-	known    head.Formats
 }
 
 // New returns a collector for the namespace of space on e. The clock decides when
 // uploads expire, and nothing else. A cycle takes over from another one whose record has not
 // changed for as long as patience; at once if patience is not positive. That is safe at
 // any time: the other one ends with ErrSuperseded.
-func New(e engine.Engine, space *keys.Space, blobs *blob.Store, now func() time.Time, patience time.Duration, known head.Formats) *Collector {
-	return &Collector{engine: e, space: space, blobs: blobs, now: now, patience: patience, known: known}
+func New(e engine.Engine, space *keys.Space, blobs *blob.Store, now func() time.Time, patience time.Duration) *Collector {
+	return &Collector{engine: e, space: space, blobs: blobs, now: now, patience: patience}
 }
 
 // Run collects. It may be cancelled at any time, and the next cycle goes on from there. If

@@ -1,30 +1,41 @@
 package gc_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 )
 
-// counting returns an engine on a new one, and what was read from it: the number of keys
-// that were got and of pairs that were scanned.
-func counting() (e engine.Engine, read *int) {
-	read = new(int)
-	return &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) { *read += c.Read }}, read
+// counting opens a store that counts what it reads of its engine: keys and pairs.
+func counting(t *testing.T, now func() time.Time) (st *turnstone.Store, read *int) {
+	t.Helper()
+	c := &readCounter{}
+	st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: -1, Now: now, UploadTTL: time.Hour, Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st, &c.read
+}
+
+type readCounter struct{ read int }
+
+func (c *readCounter) Begin(ctx context.Context, o turnstone.Operation) (context.Context, func(turnstone.Outcome)) {
+	if o.Name != turnstone.OpEngineGet && o.Name != turnstone.OpEngineScan {
+		return ctx, nil
+	}
+	return ctx, func(out turnstone.Outcome) { c.read += out.Items }
 }
 
 // G9: what a collection reads follows what changed. Deleted forks let go of their
 // deleted parent once, however many they are.
 func TestG9_ReleasingForksReadsInProportionToThem(t *testing.T) {
 	reads := func(forks int) int {
-		e, read := counting()
-		st := openAt(t, e, fixed)
+		st, read := counting(t, fixed)
 		commit(t, create(t, st, turnstone.Request{ID: "p"}), says(big))
 		for i := range 2 * forks {
 			create(t, st, turnstone.Request{ID: fmt.Sprint("f", i), Parent: "p"})
@@ -51,8 +62,7 @@ func TestG9_ReleasingForksReadsInProportionToThem(t *testing.T) {
 // G9: a collection after the floor moved reads the commits since the floor before.
 func TestG9_AMovedFloorReadsFromTheFloor(t *testing.T) {
 	reads := func(commits int) int {
-		e, read := counting()
-		st := openAt(t, e, fixed)
+		st, read := counting(t, fixed)
 		s := create(t, st, turnstone.Request{ID: "s"})
 		for i := range commits {
 			commit(t, s, saves(noise(600, uint64(i))))
@@ -77,9 +87,8 @@ func TestG9_AMovedFloorReadsFromTheFloor(t *testing.T) {
 // sessions, nor of blobs, nor of tombstones in the store matters.
 func TestG9_AVacuumReadsWhatChanged(t *testing.T) {
 	reads := func(sessions int) (idle, one int) {
-		e, read := counting()
 		now := epoch
-		st := openAt(t, e, func() time.Time { return now })
+		st, read := counting(t, func() time.Time { return now })
 		for i := range sessions {
 			s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i)})
 			r := commit(t, s, turnstone.Commit{Nodes: says([]byte("1"), noise(6000, uint64(i))).Nodes, Checkpoint: map[string][]byte{"p": noise(600, uint64(i))}})

@@ -16,10 +16,8 @@ import (
 // This file makes sure that one collector works at a time. A cycle begins by writing the
 // cycle record, and each of its batches guards that record as the batch before wrote it and
 // sets it anew. A cycle that another one has replaced therefore can't write any more, and
-// ends with ErrSuperseded. Each batch also guards the store record, which has the format of
-// the store: when the store is upgraded, a collector that may be too old for what is written
-// from then on deletes nothing more. Everything else in this package reads and writes through a
-// cycle: see read.go and batch.go.
+// ends with ErrSuperseded. Everything else in this package reads and writes through a cycle: see
+// read.go and batch.go.
 
 // A cycle is one pass of a collector over a store: a collection, a vacuum, or on an engine
 // in memory the dry run of a collection.
@@ -38,7 +36,6 @@ type cycle struct {
 	record   []byte        // The cycle record as this cycle wrote it last. It is nil in a check, which writes nothing.
 	state    cycleState    // record, decoded
 	applied  time.Time     // when this cycle wrote record
-	store    engine.Pair   // the store record, which says that this version knows the format of the store
 	patience time.Duration // for how long other cycles wait for record to change
 	began    time.Time     // by the clock of the store: it decides which uploads have expired
 
@@ -130,17 +127,12 @@ func (s cycleState) after(b *batch) cycleState {
 // not changed its record for as long as patience.
 func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Pass, patience time.Duration) (*cycle, error) {
 	cy := &cycle{Pass: o, engine: e, space: c.space, blobs: blobs, key: c.space.Cycle(), patience: patience, again: map[head.Incarnation]bool{}, busy: map[head.Incarnation]bool{}}
-	cy.store.Key = c.space.Store()
 	var other rival
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		vs, err := e.Get(ctx, cy.key, cy.store.Key)
+		vs, err := e.Get(ctx, cy.key)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := head.DecodeStore(cy.store.Key, vs[1], c.known); err != nil {
-			return nil, codec.Corrupt(err, "store record")
-		}
-		cy.store.Value = vs[1]
 		cy.began, cy.applied = c.now(), time.Now()
 		begun, err := cy.take(ctx, vs[0], &other)
 		if err == nil && begun {
@@ -175,7 +167,6 @@ func (cy *cycle) take(ctx context.Context, current []byte, other *rival) (begun 
 	cy.record = cy.state.encode(cy.key)
 	b := engine.Batch{Reclaim: true}
 	b.Guard(cy.key, current)
-	b.Guard(cy.store.Key, cy.store.Value)
 	b.Set(cy.key, cy.record)
 	err = cy.engine.Apply(ctx, &b)
 	if errors.Is(err, engine.ErrConflict) || errors.Is(err, engine.ErrUnknown) {
@@ -246,7 +237,7 @@ func (cy *cycle) apply(ctx context.Context, b *batch) error {
 	start := time.Now()
 	next := cy.state.after(b)
 	record := next.encode(cy.key)
-	b.Guards = append([]engine.Pair{{Key: cy.key, Value: cy.record}, cy.store}, b.Guards...)
+	b.Guards = append([]engine.Pair{{Key: cy.key, Value: cy.record}}, b.Guards...)
 	b.Set(cy.key, record)
 	b.Reclaim = true
 	unknown, err := engine.ApplyUntilKnown(ctx, cy.engine, &b.Batch)
@@ -256,8 +247,6 @@ func (cy *cycle) apply(ctx context.Context, b *batch) error {
 		return cy.rest(ctx, time.Since(start))
 	case errors.Is(err, engine.ErrUnknown):
 		return ctx.Err() // Whether or not the batch took effect, the next cycle goes on from there.
-	case string(conflictKey(err)) == string(cy.store.Key):
-		return ErrSuperseded // The store was upgraded.
 	case string(conflictKey(err)) != string(cy.key):
 		return err
 	case !unknown:

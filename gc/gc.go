@@ -53,10 +53,9 @@ import (
 	"time"
 )
 
-// ErrSuperseded reports that another collector has taken over, or that the store was
-// upgraded meanwhile. What this one did stands, and the next one goes on from there. Match it
-// with errors.Is.
-var ErrSuperseded = errors.New("gc: another collector has taken over, or the store was upgraded")
+// ErrSuperseded reports that another collector has taken over. What this one did stands, and
+// the next one goes on from there. Match it with errors.Is.
+var ErrSuperseded = errors.New("gc: another collector has taken over")
 
 // Options of a collection. The zero value is a collection at full speed.
 type Options struct {

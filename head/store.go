@@ -14,20 +14,53 @@ type Formats struct{ Oldest, Newest uint64 }
 // Known are the formats of this version of Turnstone.
 var Known = Formats{Oldest: 1, Newest: 1}
 
-// A Store is the store record: what is fixed when a namespace is created. Only its format
-// may be raised later.
+// A Store is the store record: what is fixed when a namespace is created. Later its format may be raised, and the
+// namespace may be moved to another database. Every batch of a store guards the record.
 type Store struct {
 	Format    uint64 // the newest format that a record of the store may have
 	ID        [16]byte
 	Namespace string
 	Secret    [codec.HashSize]byte // the key of the hashes in keys
 	Chunks    blob.Chunking
+	Moves     uint64 // how often the namespace was moved
+	Move      Move   // zero if the namespace is not being moved
+}
+
+// A Move says how far the move of a namespace to another database has come, in the database that it is moved from.
+type Move struct {
+	Phase  MovePhase
+	To     string   // the name of the other database
+	Run    [16]byte // random: who moves the namespace
+	Pauses uint64   // how often writers were made to wait
+}
+
+// A MovePhase is a phase of a move.
+type MovePhase uint64
+
+// The phases of a move, in their order.
+const (
+	NotMoving MovePhase = iota
+	Copying             // Each batch notes which keys it changes: see Touched.
+	Paused              // Batches wait.
+	Moved               // The namespace is in the other database. This record is all that is left.
+)
+
+// Same reports whether s and o are the records of one store, or of copies of it.
+func (s *Store) Same(o *Store) bool {
+	return s.ID == o.ID && s.Namespace == o.Namespace && s.Secret == o.Secret && s.Chunks == o.Chunks
 }
 
 // Encode returns the record for key.
 func (s *Store) Encode(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(7)
+	fields := 7
+	switch {
+	case s.Move.Phase != NotMoving:
+		fields = 12
+	case s.Moves > 0:
+		fields = 8
+	}
+	e.Array(fields)
 	e.Uint(s.Format)
 	e.Bytes(s.ID[:])
 	e.Text(s.Namespace)
@@ -35,6 +68,15 @@ func (s *Store) Encode(key []byte) []byte {
 	e.Uint(uint64(s.Chunks.Min))
 	e.Uint(uint64(s.Chunks.Normal))
 	e.Uint(uint64(s.Chunks.Max))
+	if fields > 7 {
+		e.Uint(s.Moves)
+	}
+	if fields > 8 {
+		e.Uint(uint64(s.Move.Phase))
+		e.Text(s.Move.To)
+		e.Bytes(s.Move.Run[:])
+		e.Uint(s.Move.Pauses)
+	}
 	return codec.Encode(key, keys.Store, e.B)
 }
 
@@ -51,14 +93,70 @@ func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
 	if want := min(max(s.Format, known.Oldest), known.Newest); s.Format != want && d.Err() == nil {
 		return s, &damage.FormatError{Have: s.Format, Want: want}
 	}
-	if n != 7 {
+	if n != 7 && n != 8 && n != 12 {
 		d.Fail("store record of %d fields", n)
 	}
 	d.Fixed(s.ID[:])
 	s.Namespace = d.Text()
 	d.Fixed(s.Secret[:])
 	s.Chunks = blob.Chunking{Min: int(d.Uint()), Normal: int(d.Uint()), Max: int(d.Uint())}
+	if n > 7 {
+		if s.Moves = d.Uint(); s.Moves == 0 && n == 8 {
+			d.Fail("no moves")
+		}
+	}
+	if n > 8 {
+		s.Move.Phase = MovePhase(d.Uint())
+		s.Move.To = d.Text()
+		d.Fixed(s.Move.Run[:])
+		s.Move.Pauses = d.Uint()
+		if s.Move.Phase < Copying || s.Move.Phase > Moved {
+			d.Fail("phase %d of a move", s.Move.Phase)
+		}
+	}
 	return s, d.Done()
+}
+
+// A Touched is a note of a batch that was applied while the namespace was being moved: which keys it has changed. The
+// keys are without the prefix of the namespace.
+type Touched struct {
+	// Width is how many bytes of the keys Keys has, if the batch has changed so many that Keys has the beginnings of
+	// them only. Zero stands for all.
+	Width uint64
+	Keys  [][]byte
+}
+
+// Encode returns the record for key.
+func (t *Touched) Encode(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(1 + len(t.Keys))
+	e.Uint(t.Width)
+	for _, k := range t.Keys {
+		e.Bytes(k)
+	}
+	return codec.Encode(key, keys.Touched, e.B)
+}
+
+// DecodeTouched decodes what Encode encodes.
+func DecodeTouched(key, value []byte) (t Touched, err error) {
+	body, err := codec.Decode(key, value, keys.Touched)
+	if err != nil {
+		return t, err
+	}
+	d := codec.Decoder{B: body}
+	n := d.Array(1 << 12)
+	if n < 2 {
+		d.Fail("note without keys")
+	}
+	t.Width = d.Uint()
+	for range n - 1 {
+		k := d.Bytes()
+		if d.Err() == nil && (len(k) == 0 || t.Width > 0 && uint64(len(k)) > t.Width) {
+			d.Fail("key of %d bytes", len(k))
+		}
+		t.Keys = append(t.Keys, k)
+	}
+	return t, d.Done()
 }
 
 // A CopyNote is the note of the last copy into a store. Each batch of a copy guards the

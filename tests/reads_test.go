@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"iter"
@@ -16,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
@@ -28,10 +30,13 @@ type meter struct {
 // A cost is what a call reads, and how often it applies a batch.
 type cost struct{ reads, applies, records, bytes int64 }
 
-func (m *meter) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+func (m *meter) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	m.reads.Add(1)
-	values, err := m.Engine.Get(ctx, keys...)
-	for _, v := range values {
+	values, err := m.Engine.Get(ctx, ks...)
+	for i, v := range values {
+		if bytes.Equal(ks[i], keys.StoreKey("")) { // It comes with every read.
+			continue
+		}
 		m.records.Add(1) // An absent record has to be looked for as well.
 		m.bytes.Add(int64(len(v)))
 	}

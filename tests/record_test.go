@@ -33,14 +33,14 @@ func TestRC10_AChangeOfRecordsIsOneCallOfTheEngine(t *testing.T) {
 		}
 	}
 	var v []turnstone.RecordVersion
-	check("set", "[Apply]", "Rn", 2, func() { v = change(t, a, setting("k", "2", "")) })
-	check("set at a version", "[Apply]", "R", 3, func() { v = change(t, a, setting("k", "3", v[0])) })
-	check("set a new one", "[Apply]", "Rn", 3, func() { change(t, a, setting("new", "", turnstone.NoRecord)) })
-	check("set one that is not listed", "[Apply]", "R", 2, func() { change(t, a, setting(".own", "", "")) })
-	check("check", "[Apply]", "", 2, func() {
+	check("set", "[Apply]", "Rn", 3, func() { v = change(t, a, setting("k", "2", "")) })
+	check("set at a version", "[Apply]", "R", 4, func() { v = change(t, a, setting("k", "3", v[0])) })
+	check("set a new one", "[Apply]", "Rn", 4, func() { change(t, a, setting("new", "", turnstone.NoRecord)) })
+	check("set one that is not listed", "[Apply]", "R", 3, func() { change(t, a, setting(".own", "", "")) })
+	check("check", "[Apply]", "", 3, func() {
 		change(t, a, turnstone.RecordChange{Key: "k", Action: turnstone.CheckRecord, Expect: v[0]})
 	})
-	check("commit", "[Apply]", "psRRn", 3, func() {
+	check("commit", "[Apply]", "psRRn", 4, func() {
 		c := turnstone.Commit{Expected: 1, Nodes: saying([]byte("x")), Records: []turnstone.RecordChange{setting("k", "4", v[0]), setting("m", "", "")}}
 		r, err := a.Commit(ctx, c)
 		if err != nil {
@@ -49,7 +49,7 @@ func TestRC10_AChangeOfRecordsIsOneCallOfTheEngine(t *testing.T) {
 		v = r.Records
 	})
 	change(t, b, setting("warm", "", ""))
-	check("commit, and records of another session", "[Apply]", "psRnRn", 4, func() {
+	check("commit, and records of another session", "[Apply]", "psRnRn", 5, func() {
 		_, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: a, Commit: turnstone.Commit{Expected: 2, Nodes: saying([]byte("x")), Records: []turnstone.RecordChange{setting("o", "", "")}}},
 			turnstone.SessionCommit{Session: b, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{setting("inbox/1", "", turnstone.NoRecord)}}})
 		if err != nil {
@@ -57,7 +57,7 @@ func TestRC10_AChangeOfRecordsIsOneCallOfTheEngine(t *testing.T) {
 		}
 	})
 	cold := session(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), "a")
-	check("by a store that has seen nothing", "[Get Apply]", "R", 3, func() { v = change(t, cold, setting("k", "5", v[0])) })
+	check("by a store that has seen nothing", "[Get Apply]", "R", 4, func() { v = change(t, cold, setting("k", "5", v[0])) })
 	verify(t, st)
 }
 

@@ -40,7 +40,7 @@ func TestC15_CommitsTogetherAreOneCallOfTheEngine(t *testing.T) {
 		if i == 0 {
 			written = strings.ReplaceAll(written, "d", "") // dirty records, which the first commits of sessions write
 		}
-		if calls != "[Apply]" || written != "ppss" || len(e.last.Guards) != 2 || len(e.last.Deletes) != 0 {
+		if calls != "[Apply]" || written != "ppss" || len(e.last.Guards) != 3 || len(e.last.Deletes) != 0 {
 			t.Errorf("commit %d: %s, %s, %d guards, %d deletes", i, calls, written, len(e.last.Guards), len(e.last.Deletes))
 		}
 	}

@@ -37,14 +37,14 @@ func TestC14_ATurnIsOneRecord(t *testing.T) {
 			t.Errorf("commit %d: %s, want %s", revision, got, want)
 		}
 	}
-	const plain = "ps, 1 guards, 0 deletes"
-	commit("pds, 1 guards, 0 deletes")
+	const plain = "ps, 2 guards, 0 deletes"
+	commit("pds, 2 guards, 0 deletes")
 	commit(plain)
 	commit(plain)
 	collect(t, st, gc.Options{})
-	commit("pds, 1 guards, 0 deletes")
+	commit("pds, 2 guards, 0 deletes")
 	commit(plain)
 	now = now.Add(time.Second) // The session moves in three lists, and its place says so.
-	commit("puuuvs, 2 guards, 3 deletes")
+	commit("puuuvs, 3 guards, 3 deletes")
 	commit(plain)
 }

@@ -139,6 +139,9 @@ type app struct {
 	options  turnstone.Options // options to open the store with
 	keyFile  string            // the keyring of an encrypted store, or ""
 	openRing *sealed.Keyring   // of keyFile, once it is open
+
+	listFile  string          // the list of databases, or ""
+	databases *open.Databases // of listFile, once it is read
 }
 
 // command returns the command turnstone with all its commands.
@@ -171,6 +174,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
+	flags.StringVar(&a.listFile, "databases", os.Getenv(databasesVariable), "in place of --store, a file with the names and URLs of several databases (see turnstone namespace); or set "+databasesVariable)
 	flags.StringVar(&a.keyFile, "keys", os.Getenv(keysVariable), "the keyring of an encrypted store, which is a file (see turnstone keys); or set "+keysVariable)
 	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 64MiB (128MiB on Badger)")
@@ -190,7 +194,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
 		{"Keep", []*cobra.Command{a.backup(), a.restore(), a.recover()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.keys(), a.reencrypt(), a.upgrade()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.namespaces(), a.keys(), a.reencrypt(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
@@ -319,13 +323,14 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 			return missing
 		}
 	}
-	e, err := a.open(ctx)
-	if err != nil {
-		return explainLocked(err)
-	}
-	defer func() { err = closeEngine(e, err) }()
 	o := a.options
 	o.MustExist = mustExist
+	e, done, err := a.openFor(ctx, o.Namespace)
+	if err != nil {
+		return err
+	}
+	defer func() { err = done(err) }()
+	o.Database = a.database(o.Namespace)
 	in, err := a.decrypted(ctx, e, o.Namespace)
 	if err != nil {
 		return err
@@ -345,7 +350,7 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 // has to be asked.
 func (a *app) mayExist() (bool, error) {
 	dir, ok := directory(a.url)
-	if !ok {
+	if !ok || a.listFile != "" {
 		return true, nil
 	}
 	return open.Holds(dir)
@@ -388,8 +393,13 @@ func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	}
 }
 
-// shown returns the URL of the store without a password.
-func (a *app) shown() string { return open.Redacted(a.url) }
+// shown says where the store is, without a password.
+func (a *app) shown() string {
+	if a.listFile != "" {
+		return "the databases of " + a.listFile
+	}
+	return open.Redacted(a.url)
+}
 
 // directory returns the directory of an embedded store.
 func directory(url string) (string, bool) {

@@ -136,19 +136,26 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 			return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, a.shown())
 		}
 	}
-	e, err := a.open(ctx)
+	e, done, err := a.openFor(ctx, "")
 	if err != nil {
-		return explainLocked(err)
+		return err
 	}
-	defer func() { err = closeEngine(e, err) }()
+	defer func() { err = done(err) }()
 	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
-		return a.namespace(ctx, e, namespace, mustExist, s)
+		at := e
+		if a.databases != nil {
+			var err error
+			if at, err = a.locate(ctx, namespace); err != nil {
+				return nil, err
+			}
+		}
+		return a.namespace(ctx, at, namespace, mustExist, s)
 	}
 	in, err := a.decrypted(ctx, e, "")
 	if err != nil {
 		return err
 	}
-	first, err := turnstone.Open(ctx, in, &turnstone.Options{Memory: a.options.Memory, MustExist: s.mustExist}) // A store that can't be served is refused now.
+	first, err := turnstone.Open(ctx, in, &turnstone.Options{Memory: a.options.Memory, MustExist: s.mustExist, Database: a.database("")}) // A store that can't be served is refused now.
 	if err != nil {
 		return err
 	}
@@ -180,6 +187,11 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 				if err := reload(); err != nil {
 					o.Logger.Error("the tokens and the certificate stay as they were", "error", err)
 				}
+				if a.databases != nil {
+					if err := a.databases.Reload(); err != nil {
+						o.Logger.Error("the list of databases stays as it was", "error", err)
+					}
+				}
 			}
 		}
 	}()
@@ -207,7 +219,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 // namespace opens a namespace of the store that is served.
 func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, s *serving) (*turnstone.Store, error) {
 	o := a.options
-	o.Namespace, o.MustExist = name, mustExist
+	o.Namespace, o.MustExist, o.Database = name, mustExist, a.database(name)
 	o.Logger = slog.New(slog.NewTextHandler(s.log, nil)).With("namespace", name)
 	in, err := a.decrypted(ctx, e, name)
 	if err != nil {
@@ -237,7 +249,7 @@ func (a *app) check(s *serving) (address string, err error) {
 	}
 	if address == "" && !s.stdio {
 		dir, ok := directory(a.url)
-		if !ok {
+		if !ok || a.listFile != "" {
 			return "", usageError{errors.New("the store has no directory for a socket: say where to listen with --listen")}
 		}
 		address = "unix:" + filepath.Join(dir, socketName)

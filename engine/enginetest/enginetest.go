@@ -71,6 +71,7 @@ var cases = []testCase{
 	{"ScanHonoursLimitAndEarlyBreak", scanLimit},
 	{"ScanReadsManyPagesCompletely", scanPages},
 	{"ScanErrorEndsTheSequence", scanError},
+	{"AGuardOfAScanIsOfTheSameSnapshot", scanGuard},
 	{"GuardsSeeTheStateBeforeTheBatch", guards},
 	{"AFailedGuardLeavesNothing", atomic},
 	{"ABatchIsSeenWholeOrNotAtAll", neverHalf},

@@ -142,6 +142,27 @@ var mutants = map[string]func(dir string) (engine.Engine, error){
 			return page, len(page) == r.Limit, err
 		})
 	}}),
+	"a scan has no guard": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		r.If = nil
+		return m.Engine.Scan(ctx, r)
+	}}),
+	"the guard of a scan is looked at before its snapshot": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		return func(yield func(engine.Pair, error) bool) {
+			if r.If != nil {
+				vs, err := m.Engine.Get(ctx, r.If.Key)
+				if err == nil {
+					err = r.Check(vs[0])
+				}
+				if err != nil {
+					yield(engine.Pair{}, err)
+					return
+				}
+				time.Sleep(100 * time.Microsecond)
+			}
+			r.If = nil
+			m.Engine.Scan(ctx, r)(yield)
+		}
+	}}),
 	"memory of arguments is retained": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
 		err := m.Engine.Apply(ctx, b)
 		if err == nil {
@@ -298,6 +319,8 @@ var caughtBy = map[string]string{
 	"order is lost":                                                      "ScanYieldsByteOrderWithinRange",
 	"a scan goes on at the next prefix instead of the successor":         "ScanYieldsByteOrderWithinRange",
 	"a scan ends early without an error":                                 "ScanReadsManyPagesCompletely",
+	"a scan has no guard":                                                "AGuardOfAScanIsOfTheSameSnapshot",
+	"the guard of a scan is looked at before its snapshot":               "AGuardOfAScanIsOfTheSameSnapshot",
 	"absent and empty are the same":                                      "GetReturnsValuesInKeyOrderAndNilForAbsent",
 	"conflicts are spurious":                                             "ConflictsAreNeverSpurious",
 	"too large a batch is cut":                                           "LimitsAreAcceptedAndOneMoreIsRefused",

@@ -356,3 +356,82 @@ func aliasing(r *rig) error {
 	}
 	return nil
 }
+
+// scanGuard scans with guards that hold and guards that don't. Then a writer changes the value of a guard together with
+// OnePage others: a page that was read under the guard has the values that go with it.
+func scanGuard(r *rig) error {
+	if err := errors.Join(fill(r.e, "g", 2500), put(r.e, "guard", "0")); err != nil {
+		return err
+	}
+	all := engine.PrefixRange(k("g0"))
+	for _, c := range []struct {
+		guard engine.Pair
+		holds bool
+	}{
+		{engine.Pair{Key: k("guard"), Value: k("0")}, true},
+		{engine.Pair{Key: k("nothing")}, true},
+		{engine.Pair{Key: k("guard"), Value: k("1")}, false},
+		{engine.Pair{Key: k("guard")}, false},
+		{engine.Pair{Key: k("nothing"), Value: k("0")}, false},
+	} {
+		all.If = &c.guard
+		got, err := collect(r.e, all)
+		if c.holds && (err != nil || len(got) != 2500) {
+			return fmt.Errorf("Scan under a guard that holds: %d pairs, %v", len(got), err)
+		}
+		var conflict *engine.ConflictError
+		if !c.holds && (len(got) > 0 || !errors.As(err, &conflict) || !bytes.Equal(conflict.Key, c.guard.Key)) {
+			return fmt.Errorf("Scan under a guard that does not hold: %d pairs, %v", len(got), err)
+		}
+	}
+	stop, written := make(chan struct{}), make(chan error)
+	go func() {
+		for n := 1; ; n++ {
+			var b engine.Batch
+			value := fmt.Appendf(nil, "%d", n)
+			b.Set(k("guard"), value)
+			for i := range engine.OnePage {
+				b.Set(fmt.Appendf(nil, "p%02d", i), value)
+			}
+			err := r.e.Apply(background, &b)
+			select {
+			case <-stop:
+				written <- err
+				return
+			default:
+			}
+			if err != nil {
+				written <- err
+				return
+			}
+		}
+	}()
+	err := samePages(r.e)
+	close(stop)
+	return errors.Join(err, <-written)
+}
+
+// samePages scans again and again under a guard, and fails if a page has another value than the guard.
+func samePages(e engine.Engine) error {
+	read := 0
+	for range 400 {
+		vs, err := e.Get(background, k("guard"))
+		if err != nil {
+			return err
+		}
+		of := engine.PrefixRange(k("p"))
+		of.If = &engine.Pair{Key: k("guard"), Value: vs[0]}
+		for p, err := range e.Scan(background, of) {
+			if errors.Is(err, engine.ErrConflict) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if read++; !bytes.Equal(p.Value, vs[0]) {
+				return fmt.Errorf("Scan under guard %q has %q at %q", vs[0], p.Value, p.Key)
+			}
+		}
+	}
+	return nil
+}

@@ -73,8 +73,17 @@ func (o *Overlay) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 // left them. A deleted record has no value.
 func (o *Overlay) merged(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
+		if r.If != nil {
+			if v, ok := o.written(r.If.Key); ok {
+				if err := r.Check(v); err != nil {
+					yield(engine.Pair{}, err)
+					return
+				}
+				r.If = nil
+			}
+		}
 		at := r.Start
-		for p, err := range o.Engine.Scan(ctx, engine.Range{Start: r.Start, End: r.End}) {
+		for p, err := range o.Engine.Scan(ctx, engine.Range{Start: r.Start, End: r.End, If: r.If}) {
 			if err != nil {
 				yield(p, err)
 				return

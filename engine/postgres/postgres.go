@@ -162,7 +162,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			}
 			total := 0
 			defined := e.defined.Load()
-			err = e.read(ctx, func() call {
+			err = e.readIf(ctx, r.If, func() call {
 				pairs, total = pairs[:0], 0
 				return call{query, args, func(row [][]byte) {
 					total += len(row[1])
@@ -191,12 +191,26 @@ func notNil(b []byte) []byte {
 
 // read runs a query in a transaction of its own. query makes it anew for each attempt.
 func (e *Engine) read(ctx context.Context, query func() call) error {
+	return e.readIf(ctx, nil, query)
+}
+
+// readIf is read for a query that has a guard, unless that is nil.
+func (e *Engine) readIf(ctx context.Context, guard *engine.Pair, query func() call) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
-	return e.retry(ctx, func() error {
-		return lost(ctx, e.transact(ctx, ctx, beginRead, query()))
+	var guards []call
+	if guard != nil {
+		keys, values := pairArrays([]engine.Pair{*guard})
+		guards = []call{{statement: e.sql.guards, args: [][]byte{keys, values}}}
+	}
+	err := e.retry(ctx, func() error {
+		return lost(ctx, e.transact(ctx, ctx, beginRead, append(guards[:len(guards):len(guards)], query())...))
 	})
+	if pe, ok := ended(err); ok && pe.Code == divisionByZero {
+		return &engine.ConflictError{Key: bytes.Clone(guard.Key)}
+	}
+	return err
 }
 
 // Apply implements engine.Engine.

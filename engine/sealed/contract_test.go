@@ -45,8 +45,15 @@ func (e *below) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair,
 	} else {
 		r.End = e.key(r.End)
 	}
+	if r.If != nil {
+		r.If = &engine.Pair{Key: e.key(r.If.Key), Value: r.If.Value}
+	}
 	return func(yield func(engine.Pair, error) bool) {
 		for p, err := range e.Engine.Scan(ctx, r) {
+			var c *engine.ConflictError
+			if errors.As(err, &c) {
+				err = &engine.ConflictError{Key: c.Key[len(e.prefix):]}
+			}
 			if err == nil {
 				p.Key = p.Key[len(e.prefix):]
 			}

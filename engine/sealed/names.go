@@ -112,6 +112,7 @@ type scanning struct {
 	from    engine.Scanner
 	set     *keyset
 	note    []byte                              // the key of the note, which is left out
+	guard   *engine.Pair                        // of each page; nil if there is none
 	knowing func(value []byte) (*keyset, error) // the keyset that decrypts a stored value
 }
 
@@ -168,6 +169,7 @@ func (s *scanning) ordered(ctx context.Context, r engine.Range) iter.Seq2[engine
 		if r.Limit > 0 {
 			r.Limit++ // for the note
 		}
+		r.If = s.guard
 		if n := keys.TextAt(r.End); n > 0 { // The end has a text, and stored keys have none: read up to the end of all texts.
 			r.End = engine.PrefixEnd(r.End[:n])
 		}
@@ -203,7 +205,9 @@ func (s *scanning) sorted(ctx context.Context, r engine.Range) iter.Seq2[engine.
 		type found struct{ key, storedKey, value []byte }
 		var all []found
 		held := 0
-		for p, err := range s.from.Scan(ctx, s.set.storedAround(r)) {
+		around := s.set.storedAround(r)
+		around.If = s.guard
+		for p, err := range s.from.Scan(ctx, around) {
 			storedKey := p.Key
 			if err == nil {
 				p, err = s.open(p)
@@ -245,7 +249,7 @@ func (s *scanning) sorted(ctx context.Context, r engine.Range) iter.Seq2[engine.
 
 // again reads the pair of a stored key, which may be gone.
 func (s *scanning) again(ctx context.Context, storedKey []byte) (engine.Pair, error) {
-	for p, err := range s.from.Scan(ctx, engine.Range{Start: storedKey, End: engine.Successor(storedKey), Limit: 1}) {
+	for p, err := range s.from.Scan(ctx, engine.Range{Start: storedKey, End: engine.Successor(storedKey), Limit: 1, If: s.guard}) {
 		if err != nil {
 			return p, err
 		}

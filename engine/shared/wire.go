@@ -17,7 +17,7 @@ import (
 // zero stands for nil.
 const (
 	opGet    = 'g' // keys; the reply has their values
-	opScan   = 's' // start, end, limit; the reply says whether there is more, and has pairs
+	opScan   = 's' // start, end, limit, whether there is a guard, its key and value; the reply says whether there is more, and has pairs
 	opApply  = 'a' // whether the batch reclaims, guards, sets, deletes
 	opVacuum = 'v'
 	opMove   = 'm' // the URL of the engine, and its name without secrets; the reply has the numbers of a Moved
@@ -169,11 +169,19 @@ func (d *decoder) batch() *engine.Batch {
 }
 
 func appendRange(to []byte, r engine.Range) []byte {
-	return binary.AppendUvarint(appendBytes(appendBytes(to, r.Start), r.End), uint64(r.Limit))
+	to = binary.AppendUvarint(appendBytes(appendBytes(to, r.Start), r.End), uint64(r.Limit))
+	if r.If == nil {
+		return appendFlag(to, false)
+	}
+	return appendBytes(appendBytes(appendFlag(to, true), r.If.Key), r.If.Value)
 }
 
 func (d *decoder) scope() engine.Range {
-	return engine.Range{Start: d.bytes(), End: d.bytes(), Limit: int(d.number())}
+	r := engine.Range{Start: d.bytes(), End: d.bytes(), Limit: int(d.number())}
+	if d.number() != 0 {
+		r.If = &engine.Pair{Key: d.bytes(), Value: d.bytes()}
+	}
+	return r
 }
 
 // wireErrors are the errors that a reply tells apart. Their places are part of the protocol.

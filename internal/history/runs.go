@@ -263,6 +263,9 @@ func (r Reader) pages(ctx context.Context, u run) (entries []Entry, ks [][]byte,
 // mostEntry is how many bytes an entry takes in a page at most, in a session of less than 2^26 revisions.
 const mostEntry = 10
 
+// mostBatch is how many bytes a batch may take with the pages of an index, which every engine takes.
+const mostBatch = 2 << 20
+
 // Append makes b add the entries of turns to the index of a session, and life name the runs that
 // there are then. The turns are those after the last revision of the index. Runs stay as they are if
 // b, which has the segment of the turns already, would become larger than every engine accepts.
@@ -277,7 +280,7 @@ func (r Reader) Append(ctx context.Context, b *engine.Batch, inc head.Incarnatio
 	for u.bits = bitsOf(len(entries)); len(runs) > 0; {
 		before := runs[len(runs)-1]
 		if before.bits > u.bits || before.bits == head.MaxRunBits ||
-			b.Bytes()+mostEntry*(len(entries)+pageEntries<<before.bits) > engine.MinLimits.BatchBytes {
+			b.Bytes()+mostEntry*(len(entries)+pageEntries<<before.bits) > mostBatch {
 			break
 		}
 		some, ks, err := r.pages(ctx, before)

@@ -47,6 +47,7 @@ const (
 	Loose       = 'K' // H(blob id): vacuum may compress it further
 	Copying     = 'C' // the last copy into the store
 	Scrub       = 'S' // how far the scrubbing has come
+	Touched     = 'M' // random: which keys a batch has changed while the namespace is moved
 	Record      = 'R' // incarnation, text: a record of the session
 	Listing     = 'n' // text, 0, incarnation: the session has a record of that key
 	Feed        = 'F' // whether changes are told
@@ -78,7 +79,7 @@ const MaxText = 512
 
 // widths are the lengths of the fields after each letter, without text.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, Scrub: 0, Encryption: 0, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
+	Store: 0, Copying: 0, Scrub: 0, Encryption: 0, Touched: 16, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 	Erased: 80, Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
@@ -108,6 +109,18 @@ func CopyingKey(name string) []byte {
 func ScrubKey(name string) []byte {
 	p := prefix(name)
 	return append(p[:], Scrub)
+}
+
+// TouchedKey returns the key of the note of a batch that was applied while the namespace called name was being moved.
+func TouchedKey(name string, id [16]byte) []byte {
+	p := prefix(name)
+	return append(append(p[:], Touched), id[:]...)
+}
+
+// TouchedRange returns the range of these keys.
+func TouchedRange(name string) engine.Range {
+	p := prefix(name)
+	return engine.PrefixRange(append(p[:], Touched))
 }
 
 // EncryptionKey returns the key of the note by which an encrypted store is known. Package sealed alone reads it: the

@@ -61,8 +61,17 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 			return fmt.Errorf("%w (namespace %q)", ErrEncrypted, name)
 		}
 		if vs[0] != nil {
-			if rec, err = decodeStore(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
+			if rec, err = decodeStore(name, key, vs[0], r.Known); err != nil {
 				return err
+			}
+			if rec.Move.Phase == head.Moved {
+				return &engine.MovedError{Path: fmt.Sprintf("namespace %q", name), To: rec.Move.To}
+			}
+			if !r.Upgrade || rec.Format == r.Known.Newest {
+				return nil
+			}
+			if rec.Move.Phase != head.NotMoving {
+				return fmt.Errorf("%w: namespace %q is being moved to database %q: raise its format afterwards", history.ErrConflict, name, rec.Move.To)
 			}
 			rec.Format = r.Known.Newest
 			return c.Apply(ctx, &engine.Batch{

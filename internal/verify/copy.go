@@ -6,29 +6,23 @@
 //     that differ. Repeat this until nothing differs.
 //   - Verify the target, and compare the heads.
 //
-// From its first write until the end, the target has a note in place of its store record, so
-// that nobody can open it. Each batch guards the note and sets the next one. So only one
-// caller can write to the target at a time: when another one takes over, the batches of the
-// first one fail.
+// Package copying says how others are kept away from the target meanwhile.
 
 package verify
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/copying"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/session"
 )
-
-// ErrOtherStore says that the target holds another store than the source.
-var ErrOtherStore = errors.New("turnstone: the destination holds another store")
 
 // A CopyReport says what Copy did, as far as it got.
 type CopyReport struct {
@@ -52,38 +46,32 @@ type CopyOptions struct {
 	Progress func(phase string, done int)
 }
 
-// Copy makes o.To a copy of o.From. The error matches ErrOtherStore if the target holds
+// Copy makes o.To a copy of o.From. The error matches copying.ErrOtherStore if the target holds
 // another store. It matches history.ErrConflict if somebody else writes to the target, if
 // sessions of an earlier copy were changed, or if the source is written to all the time.
 func Copy(ctx context.Context, o CopyOptions) (*CopyReport, error) {
 	c := copier{
-		CopyOptions: o, space: engine.PrefixRange(keys.Prefix(o.Namespace)),
-		storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace), scrubKey: keys.ScrubKey(o.Namespace),
+		CopyOptions: o, space: engine.PrefixRange(keys.Prefix(o.Namespace)), storeKey: keys.StoreKey(o.Namespace),
+		target: copying.Target{Engine: o.To, Namespace: o.Namespace, Known: o.Known},
 	}
 	if c.Progress == nil {
 		c.Progress = func(string, int) {}
 	}
 	err := c.copy(ctx)
+	c.report.Written += c.target.Written
+	c.report.Bytes += c.target.Bytes
+	c.report.Deleted = c.target.Deleted
 	return &c.report, err
 }
 
 // A copier is one call of Copy.
 type copier struct {
 	CopyOptions
-	report CopyReport
-	space  engine.Range // all keys of the namespace
-
-	storeKey, noteKey, scrubKey []byte
-
-	record       []byte        // the store record of the source
-	format       uint64        // what the store record says
-	targetRecord []byte        // the store record that the target had, or nil
-	note         head.CopyNote // the note of the target
-	noteValue    []byte        // the value that stands under noteKey, or nil
-	unfinished   bool          // the target has a note in place of its store record
-	ours         bool          // and this copier has written the note
-	batch        engine.Batch  // the differences that are not written yet
-	changed      bool          // something differed in this pass
+	report   CopyReport
+	space    engine.Range // all keys of the namespace
+	storeKey []byte
+	source   head.Store // the store record of the source
+	target   copying.Target
 }
 
 func (c *copier) copy(ctx context.Context) error {
@@ -95,8 +83,8 @@ func (c *copier) copy(ctx context.Context) error {
 	}
 	// Take over from another caller that may still write, before anything is compared. An
 	// upgrade changes nothing but the store record, which the first batch takes away.
-	if c.unfinished || c.targetRecord != nil && !bytes.Equal(c.targetRecord, c.record) {
-		if err := c.begin(ctx); err != nil {
+	if c.target.Unfinished || c.target.Standing != nil && !bytes.Equal(c.target.Standing, c.target.Record) {
+		if err := c.target.Begin(ctx); err != nil {
 			return err
 		}
 	}
@@ -112,7 +100,13 @@ func (c *copier) copy(ctx context.Context) error {
 // pass compares all records and writes those that differ. If none differs, it verifies the copy
 // and gives it its store record. done is true if the copy then has what the source has.
 func (c *copier) pass(ctx context.Context) (done bool, err error) {
-	if err := c.writeDifferences(ctx); err != nil || c.changed {
+	c.report.Records = 1 // the store record
+	differ, err := c.target.Compare(ctx, c.From, c.space, func() {
+		if c.report.Records++; c.report.Records%1000 == 0 {
+			c.Progress("records", c.report.Records)
+		}
+	})
+	if err != nil || differ {
 		return false, err
 	}
 	source, err := c.contents(ctx, c.From)
@@ -142,33 +136,12 @@ func (c *copier) check(ctx context.Context) error {
 	if err := c.readSource(ctx); err != nil {
 		return err
 	}
-	target, err := c.readTarget(ctx)
-	switch {
-	case err != nil:
-		return err
-	case target == nil:
-		empty := c.checkEmpty(ctx)
-		if empty == nil {
-			return nil
-		}
-		// The scan came after the read. Another process may have begun a copy, or made a store, between the two.
-		store, note := c.targetRecord, c.noteValue
-		if _, err := c.readTarget(ctx); err != nil {
-			return err
-		}
-		if bytes.Equal(store, c.targetRecord) && bytes.Equal(note, c.noteValue) {
-			return empty
-		}
-		return c.check(ctx)
+	found, err := c.target.Check(ctx, &c.source)
+	if err == nil && c.target.Left {
+		return fmt.Errorf("%w: namespace %q has moved from there to another database", history.ErrConflict, c.Namespace)
 	}
-	same, err := c.isSource(target)
-	switch {
-	case err != nil:
+	if err != nil || !found || c.target.Unfinished || c.Overwrite {
 		return err
-	case !same:
-		return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.Namespace)
-	case c.unfinished || c.Overwrite:
-		return nil
 	}
 	return c.checkUnchanged(ctx)
 }
@@ -182,9 +155,11 @@ func (c *copier) readSource(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.record = vs[0]
-	s, err := head.DecodeStore(c.storeKey, c.record, c.Known)
-	c.format = s.Format
+	c.target.Record = vs[0]
+	c.source, err = head.DecodeStore(c.storeKey, c.target.Record, c.Known)
+	if err == nil && c.source.Move.Phase != head.NotMoving {
+		return fmt.Errorf("%w: namespace %q is being moved to database %q", history.ErrConflict, c.Namespace, c.source.Move.To)
+	}
 	return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
 }
 
@@ -192,55 +167,10 @@ func (c *copier) readSource(ctx context.Context) error {
 // of the new format, and the store record that the copy would get has the old one.
 func (c *copier) checkSource(ctx context.Context) error {
 	vs, err := c.From.Get(ctx, c.storeKey)
-	if err == nil && !bytes.Equal(vs[0], c.record) {
-		err = fmt.Errorf("%w: the source was upgraded meanwhile: copy again", history.ErrConflict)
+	if err == nil && !bytes.Equal(vs[0], c.target.Record) {
+		err = fmt.Errorf("%w: the source was upgraded meanwhile, or is being moved: copy again", history.ErrConflict)
 	}
 	return err
-}
-
-// readTarget reads the store record and the note of the target. It returns the store record
-// that the target has, or will have when the copy is finished, or nil.
-func (c *copier) readTarget(ctx context.Context) ([]byte, error) {
-	vs, err := c.To.Get(ctx, c.storeKey, c.noteKey)
-	if err != nil {
-		return nil, err
-	}
-	c.targetRecord, c.noteValue = vs[0], vs[1]
-	if c.noteValue == nil {
-		return c.targetRecord, nil
-	}
-	if c.note, err = head.DecodeCopyNote(c.noteKey, c.noteValue); err != nil {
-		return nil, codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
-	}
-	c.unfinished = c.targetRecord == nil && len(c.note.Store) > 0
-	if c.unfinished {
-		return c.note.Store, nil
-	}
-	return c.targetRecord, nil
-}
-
-// isSource reports whether a store record is that of the source, but for the format: the
-// source may have been upgraded since it was copied.
-func (c *copier) isSource(target []byte) (bool, error) {
-	s, err := head.DecodeStore(c.storeKey, target, c.Known)
-	if err != nil {
-		return false, codec.Corrupt(err, "store record of namespace %q in the copy", c.Namespace)
-	}
-	s.Format = c.format
-	return bytes.Equal(s.Encode(c.storeKey), c.record), nil
-}
-
-// checkEmpty refuses a target that has records but no store record.
-func (c *copier) checkEmpty(ctx context.Context) error {
-	first := c.space
-	first.Limit = 1
-	for _, err := range c.To.Scan(ctx, first) {
-		if err == nil {
-			err = fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, c.Namespace)
-		}
-		return err
-	}
-	return nil
 }
 
 // checkUnchanged refuses a target with sessions that the copy would set back: an earlier copy that was written to
@@ -250,18 +180,44 @@ func (c *copier) checkUnchanged(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	vs, err := c.From.Get(ctx, c.noteKey)
+	noteKey := keys.CopyingKey(c.Namespace)
+	vs, err := c.From.Get(ctx, noteKey)
 	if err != nil {
 		return err
 	}
 	var source head.CopyNote
 	if vs[0] != nil {
-		if source, err = head.DecodeCopyNote(c.noteKey, vs[0]); err != nil {
+		if source, err = head.DecodeCopyNote(noteKey, vs[0]); err != nil {
 			return codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
 		}
 	}
-	if sum := now.digest(); sum != c.note.Heads && sum != source.Heads {
+	if sum := now.digest(); sum != c.target.Note.Heads && sum != source.Heads {
 		return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", history.ErrConflict)
+	}
+	return nil
+}
+
+// finish writes the store record of a copy that was proven, and notes the digest of its
+// heads. It does nothing if the copy has both already.
+func (c *copier) finish(ctx context.Context, sum [codec.HashSize]byte) error {
+	t := &c.target
+	if !t.Unfinished && t.Note.Heads == sum {
+		return nil
+	}
+	next := head.CopyNote{Run: t.Note.Run, Batch: t.Note.Batch + 1, Heads: sum}
+	var b engine.Batch
+	if t.Unfinished || t.Standing == nil { // A source without sessions may differ from nothing.
+		b.Guard(c.storeKey, nil)
+		b.Set(c.storeKey, t.Record)
+	} else { // The target has all records, but no note of a copy with these heads.
+		b.Guard(c.storeKey, t.Record)
+	}
+	if err := t.Apply(ctx, &b, next); err != nil {
+		return err
+	}
+	if t.Standing == nil {
+		c.report.Written++
+		c.report.Bytes += int64(len(c.storeKey) + len(t.Record))
 	}
 	return nil
 }

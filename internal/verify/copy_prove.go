@@ -21,7 +21,7 @@ import (
 // have what those of the source have.
 func (c *copier) prove(ctx context.Context, want *contents) (same bool, err error) {
 	whole := memory.NewOverlay(c.To)
-	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
+	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.target.Record}}}); err != nil {
 		return false, err
 	}
 	if err := c.verify(ctx, whole, "copy"); err != nil {
@@ -47,7 +47,7 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) erro
 		return err
 	}
 	// The collector only checks its index. It collects nothing.
-	collector := gc.New(e, s.Space, s.Blobs, time.Now, 0, c.Known)
+	collector := gc.New(e, s.Space, s.Blobs, time.Now, 0)
 	r, err := Check(ctx, s, collector, func(done int) { c.Progress(phase, done) })
 	if err == nil && len(r.Problems) > 0 {
 		err = fmt.Errorf("%s: %w", phase, r.Problems[0])

@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/copying"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/session"
 	"github.com/turnstonedb/turnstone/internal/verify"
@@ -87,7 +88,7 @@ func TestACopyHasTheFormatOfItsSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := verify.Copy(ctx, verify.CopyOptions{From: from, To: alien, Known: known}); !errors.Is(err, verify.ErrOtherStore) {
+	if _, err := verify.Copy(ctx, verify.CopyOptions{From: from, To: alien, Known: known}); !errors.Is(err, copying.ErrOtherStore) {
 		t.Errorf("a copy over another store: %v", err)
 	}
 	if _, err := verify.Copy(ctx, verify.CopyOptions{From: from, To: memory.New(), Known: head.Known}); err == nil {

@@ -1,0 +1,343 @@
+package moving
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/copying"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Report says what Move did.
+type Report struct {
+	Records int           // that were compared
+	Written int           // that were written to the other database, again when they have changed
+	Bytes   int64         // of those, keys and values
+	Deleted int           // that only the other database had
+	Changes int           // batches that were applied meanwhile
+	Removed int           // records that were removed from the database that the namespace has left
+	Paused  time.Duration // how long batches waited at the end
+}
+
+// Options say what to move.
+type Options struct {
+	From, To engine.Engine
+	Name     string // of the other database
+	Of       Namespace
+	// Progress, if set, is called with the phase and how far it has got: "copy" and "check" count records that were
+	// compared, "changes" counts batches that were applied meanwhile, and "remove" records that were removed.
+	Progress func(phase string, done int)
+}
+
+const (
+	// A pause begins when so few batches, at most, have been applied since the last look, or after so many looks.
+	fewChanges, mostLooks = 64, 50
+	// drainFor is how long a pause may take. It is shorter than the patience of those who wait.
+	drainFor = 3 * time.Second
+	// mostPauses is how often one call of Move makes batches wait.
+	mostPauses = 10
+)
+
+// A mover is one call of Move.
+type mover struct {
+	Options
+	report Report
+	key    []byte // of the store record
+	record []byte // the store record of the source
+	store  head.Store
+	target copying.Target
+}
+
+// Move moves a namespace to another database while it is used. If it is interrupted, the next call goes on. The error
+// matches copying.ErrOtherStore if the other database has another store, and history.ErrConflict if the namespace is
+// being moved elsewhere, if another call has taken over or given up, or if batches are too many.
+func Move(ctx context.Context, o Options) (*Report, error) {
+	m := &mover{Options: o, key: keys.StoreKey(o.Of.Name)}
+	if m.Progress == nil {
+		m.Progress = func(string, int) {}
+	}
+	err := m.move(engine.ForMaintenance(ctx))
+	m.report.Written, m.report.Bytes, m.report.Deleted = m.target.Written, m.target.Bytes, m.target.Deleted
+	return &m.report, err
+}
+
+func (m *mover) move(ctx context.Context) error {
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	if m.store.Move.Phase != head.Moved {
+		if err := m.copy(ctx); err != nil {
+			return err
+		}
+		if err := m.change(ctx); err != nil {
+			return err
+		}
+	}
+	if _, err := arrive(ctx, m.To, m.Of, &m.store); err != nil {
+		return err
+	}
+	return m.clear(ctx)
+}
+
+// look reads the store record of the source. It fails if another mover has taken over since this one has begun.
+func (m *mover) look(ctx context.Context) error {
+	vs, err := m.From.Get(ctx, m.key)
+	if err != nil {
+		return err
+	}
+	s, err := decode(m.Of, vs[0])
+	if err != nil {
+		return err
+	}
+	if run := m.store.Move.Run; run != [16]byte{} && (s.Move.Run != run || s.Move.Phase == head.NotMoving) {
+		return fmt.Errorf("%w: another call moves namespace %q, or has given up", history.ErrConflict, m.Of.Name)
+	}
+	m.record, m.store = vs[0], s
+	return nil
+}
+
+// set replaces the store record of the source, if nobody else has. It does not if the error is engine.ErrConflict.
+func (m *mover) set(ctx context.Context, next head.Store) error {
+	value := next.Encode(m.key)
+	b := engine.Batch{Guards: []engine.Pair{{Key: m.key, Value: m.record}}, Reclaim: true} // A full disk is a reason to move.
+	b.Set(m.key, value)
+	unknown, err := engine.ApplyUntilKnown(ctx, m.From, &b)
+	if unknown && errors.Is(err, engine.ErrConflict) { // An attempt whose outcome was unknown may have been first.
+		vs, failed := m.From.Get(ctx, m.key)
+		if failed != nil {
+			return fmt.Errorf("%w: %w", history.ErrOutcomeUnknown, failed)
+		}
+		if bytes.Equal(vs[0], value) {
+			err = nil
+		}
+	}
+	if err == nil {
+		m.record, m.store = value, next
+	}
+	if unknown && err != nil && !errors.Is(err, engine.ErrConflict) {
+		err = fmt.Errorf("%w: %w", history.ErrOutcomeUnknown, err)
+	}
+	return err
+}
+
+// begin marks the source as being copied by this mover, unless the namespace has moved already.
+func (m *mover) begin(ctx context.Context) error {
+	for {
+		if err := m.look(ctx); err != nil {
+			return err
+		}
+		move := &m.store.Move
+		switch {
+		case move.Phase == head.Moved && move.To != m.Name:
+			return &engine.MovedError{Path: fmt.Sprintf("namespace %q", m.Of.Name), To: move.To}
+		case move.Phase != head.NotMoving && move.To != m.Name:
+			return fmt.Errorf("%w: namespace %q is being moved to %q already: go on with that, or give it up", history.ErrConflict, m.Of.Name, move.To)
+		case move.Phase == head.Moved:
+			return nil
+		}
+		next := m.store
+		next.Move = head.Move{Phase: head.Copying, To: m.Name, Pauses: move.Pauses}
+		_, _ = rand.Read(next.Move.Run[:]) // It never fails.
+		there := m.store
+		there.Move, there.Moves = head.Move{}, m.store.Moves+1
+		m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: there.Encode(m.key), Run: next.Move.Run}
+		if found, err := m.target.Check(ctx, &m.store); err != nil {
+			return err
+		} else if found && !m.target.Unfinished && !m.target.Left {
+			return fmt.Errorf("%w: the other database has namespace %q already: is it the same one, or a copy?", history.ErrConflict, m.Of.Name)
+		}
+		if err := m.set(ctx, next); !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// copy copies all records, reads them back, and copies what has changed meanwhile, until little is left.
+func (m *mover) copy(ctx context.Context) error {
+	if err := m.target.Begin(ctx); err != nil {
+		return err
+	}
+	for _, phase := range []string{"copy", "check"} {
+		done := 0
+		_, err := m.target.Compare(ctx, m.From, engine.PrefixRange(keys.Prefix(m.Of.Name)), func() {
+			if done++; done%1000 == 0 {
+				m.Progress(phase, done)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		m.report.Records = done
+		m.Progress(phase, done)
+	}
+	for range mostLooks {
+		switch n, err := m.drain(ctx); {
+		case errors.Is(err, engine.ErrConflict):
+			if err := m.look(ctx); err != nil {
+				return err
+			}
+		case err != nil || n <= fewChanges:
+			return err
+		}
+	}
+	return nil
+}
+
+// change makes batches wait, copies the last changes, and then makes the one change that moves the namespace.
+func (m *mover) change(ctx context.Context) error {
+	for range mostPauses {
+		begun := time.Now()
+		done, err := m.pause(ctx)
+		if err != nil && !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+		m.report.Paused = time.Since(begun)
+		if done {
+			return nil
+		}
+		if err := m.look(ctx); err != nil { // Those who wait have ended the pause.
+			return err
+		}
+		if m.store.Move.Phase == head.Paused {
+			next := m.store
+			next.Move.Phase = head.Copying
+			if err := m.set(ctx, next); err != nil && !errors.Is(err, engine.ErrConflict) {
+				return err
+			}
+		}
+		if _, err := m.drain(ctx); err != nil && !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: in %d pauses of %v the last changes of namespace %q could not be copied: move it when less is written", history.ErrConflict, mostPauses, drainFor, m.Of.Name)
+}
+
+// pause makes batches wait, copies the last changes, and reports whether the namespace has moved then.
+func (m *mover) pause(ctx context.Context) (done bool, err error) {
+	next := m.store
+	next.Move.Phase = head.Paused
+	next.Move.Pauses++
+	if err := m.set(ctx, next); err != nil {
+		return false, err
+	}
+	soon, cancel := context.WithTimeout(ctx, drainFor)
+	defer cancel()
+	for {
+		n, err := m.drain(soon)
+		if soon.Err() != nil && ctx.Err() == nil {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if n == 0 {
+			break
+		}
+	}
+	next.Move.Phase = head.Moved
+	err = m.set(ctx, next)
+	return err == nil, err
+}
+
+// drain copies what some batches have changed, and removes their notes. It returns how many there were. The notes of
+// batches that are applied meanwhile stay for the next call.
+func (m *mover) drain(ctx context.Context) (changes int, err error) {
+	const atOnce, keysAtOnce = 1000, 32
+	r := keys.TouchedRange(m.Of.Name)
+	r.Limit = atOnce
+	prefix := keys.Prefix(m.Of.Name)
+	whole, begins := map[string]bool{}, map[string]bool{}
+	done := engine.Batch{Guards: []engine.Pair{{Key: m.key, Value: m.record}}, Reclaim: true}
+	for p, err := range m.From.Scan(ctx, r) {
+		if err != nil {
+			return 0, err
+		}
+		note, err := head.DecodeTouched(p.Key, p.Value)
+		if err != nil {
+			return 0, codec.Corrupt(err, "note of a change, at key %x", p.Key)
+		}
+		for _, k := range note.Keys {
+			key := string(prefix) + string(k)
+			if note.Width > 0 {
+				begins[key] = true
+			} else {
+				whole[key] = true
+			}
+		}
+		done.Delete(bytes.Clone(p.Key))
+	}
+	if len(done.Deletes) == 0 {
+		return 0, nil
+	}
+	var some [][]byte
+	for key := range whole {
+		if some = append(some, []byte(key)); len(some) == keysAtOnce {
+			if err := m.target.CopyKeys(ctx, m.From, some); err != nil {
+				return 0, err
+			}
+			some = nil
+		}
+	}
+	if err := m.target.CopyKeys(ctx, m.From, some); err != nil {
+		return 0, err
+	}
+	for key := range begins {
+		if _, err := m.target.Compare(ctx, m.From, engine.PrefixRange([]byte(key)), nil); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := engine.ApplyUntilKnown(ctx, m.From, &done); err != nil {
+		return 0, err
+	}
+	m.report.Changes += len(done.Deletes)
+	m.Progress("changes", m.report.Changes)
+	return len(done.Deletes), nil
+}
+
+// clear removes what the database that the namespace has left still has of it, but for the store record.
+func (m *mover) clear(ctx context.Context) (err error) {
+	m.report.Removed, err = remove(ctx, m.From, engine.PrefixRange(keys.Prefix(m.Of.Name)), engine.Pair{Key: m.key, Value: m.record}, m.Progress)
+	return err
+}
+
+// remove removes the records of a range but that of guard, which each batch guards.
+func remove(ctx context.Context, e engine.Engine, r engine.Range, guard engine.Pair, progress func(phase string, done int)) (removed int, err error) {
+	const atOnce = 1000
+	b := engine.Batch{}
+	flush := func() error {
+		if len(b.Deletes) == 0 {
+			return nil
+		}
+		b.Reclaim = true
+		b.Guard(guard.Key, guard.Value)
+		if _, err := engine.ApplyUntilKnown(ctx, e, &b); err != nil {
+			return err
+		}
+		removed += len(b.Deletes)
+		progress("remove", removed)
+		b = engine.Batch{}
+		return nil
+	}
+	for p, err := range e.Scan(ctx, r) {
+		if err != nil {
+			return removed, err
+		}
+		if bytes.Equal(p.Key, guard.Key) {
+			continue
+		}
+		if b.Delete(bytes.Clone(p.Key)); len(b.Deletes) == atOnce {
+			if err := flush(); err != nil {
+				return removed, err
+			}
+		}
+	}
+	return removed, flush()
+}
