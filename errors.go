@@ -229,6 +229,7 @@ var errorKinds = []ErrorKind{
 	{"superseded", 409, "", gc.ErrSuperseded, nil},
 	{"unfinished-copy", 503, "Unavailable", ErrUnfinishedCopy, nil},
 	{"encrypted", 503, "", ErrEncrypted, engine.ErrEncrypted},
+	{"moved", 421, "", engine.ErrMoved, nil},
 	{"format", 500, "", damage.ErrFormat, engine.ErrNewer},
 	{"damaged", 500, "Damaged", damage.ErrDamaged, nil},
 	{"missing", 500, "Damaged", damage.ErrMissing, nil},

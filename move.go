@@ -17,6 +17,9 @@ type MoveOptions struct {
 	Namespace string // as in Options; others of the database stay
 	// To is the name of the database that the namespace moves to. Stores give it to their Options.Database.
 	To string
+	// Pause is how long commits wait at most, before the namespace is in the other database: mostly it is some
+	// milliseconds. When it has passed, Move has died or is too slow, and commits go on. Default 5 seconds.
+	Pause time.Duration
 	// Progress, if set, is called from the calling goroutine. Phases are "copy" and "check", which count records that
 	// were compared, "changes", which counts batches that were applied meanwhile, and "remove", which counts records
 	// that were removed.
@@ -31,11 +34,11 @@ type MoveReport struct {
 	Deleted int           `json:"deleted"` // that only the other database had
 	Changes int           `json:"changes"` // batches that were applied meanwhile
 	Removed int           `json:"removed"` // records that were removed from the database that the namespace has left
-	Paused  time.Duration `json:"paused"`  // how long commits waited at the end
+	Paused  time.Duration `json:"paused"`  // how long commits waited, in all
 }
 
 func (o *MoveOptions) internal(from, to engine.Engine) moving.Options {
-	m := moving.Options{From: from, To: to, Name: o.To, Of: moving.Namespace{Name: o.Namespace, Known: head.Known}}
+	m := moving.Options{From: from, To: to, Name: o.To, Pause: o.Pause, Of: moving.Namespace{Name: o.Namespace, Known: head.Known}}
 	if o.Progress != nil {
 		m.Progress = func(phase string, done int) { o.Progress(gc.Progress{Phase: phase, Done: done}) }
 	}
@@ -53,6 +56,7 @@ func (o *MoveOptions) check(ctx context.Context, from engine.Engine) error {
 	c := checker{of: "options"}
 	c.text("namespace", o.Namespace, 0, MaxNamespace)
 	c.text("To", o.To, 1, MaxDatabase)
+	c.positive("Pause", int64(cmp.Or(o.Pause, moving.DefaultPause)))
 	return c.err
 }
 
@@ -73,8 +77,8 @@ func (o *MoveOptions) exists(ctx context.Context, e engine.Engine) error {
 // from the database that the namespace has left. A record stays there that says where the namespace is. Sessions, ids,
 // the feed and its cursors, leases and records are the same in the other database.
 //
-// If Move fails or is killed, the namespace is where it was, and the next call goes on; after the last change of it, the
-// namespace has moved, and the next call removes what is left. Until a move that was begun goes on, or is given up with
+// If Move fails or is killed, the namespace is in one of both databases: where it was, and the next call goes on, or in
+// the other one, and the next call removes what is left. Until a move that was begun goes on, or is given up with
 // CancelMove, each commit writes a note of what it changes.
 //
 // A database with another store of the namespace's name is ErrOtherStore. If the namespace is being moved elsewhere, if
@@ -94,8 +98,8 @@ func Move(ctx context.Context, from, to engine.Engine, o MoveOptions) (*MoveRepo
 	return (*MoveReport)(r), err
 }
 
-// CancelMove gives up a move: the namespace stays where it is. It removes what the other database has of it. If that is
-// lost, to is nil. MoveOptions.To may be empty. If the namespace has moved already, the error is an *engine.MovedError.
+// CancelMove gives up a move: the namespace stays where it is. It removes what the other database has of it, also if an
+// earlier call was cut off. If that database is lost, to is nil. MoveOptions.To may be empty. If the namespace has moved already, the error is an *engine.MovedError.
 func CancelMove(ctx context.Context, from, to engine.Engine, o MoveOptions) error {
 	o.To = cmp.Or(o.To, "any")
 	if err := o.check(ctx, from); err != nil {

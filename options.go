@@ -69,7 +69,6 @@ type Options struct {
 	// show no progress before one of this store takes it over: the other process was
 	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
 	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
-	// If it is not negative, it is also how long commits wait for a Move that has died; else that is 5 seconds.
 	TakeOverAfter time.Duration
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger

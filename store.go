@@ -108,7 +108,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 // openNamespace opens the namespace, or creates it, in e or in the database that it has moved to.
 func (s *Store) openNamespace(ctx context.Context, e engine.Engine) error {
 	o := &s.opts
-	of := moving.Namespace{Name: o.Namespace, Known: *o.formats, Open: o.Database, Patience: max(o.TakeOverAfter, 0)}
+	of := moving.Namespace{Name: o.Namespace, Known: *o.formats, Open: o.Database}
 	watched := func(e engine.Engine) engine.Engine {
 		if o.Observer == nil {
 			return e
@@ -391,6 +391,9 @@ func (s *Store) Upgrade(ctx context.Context) (*Upgraded, error) {
 	after, err := s.namespace(ctx, true)
 	if err != nil {
 		return nil, public(err)
+	}
+	if after.Format != s.opts.formats.Newest {
+		return nil, fmt.Errorf("%w: namespace %q is being moved to database %q: raise its format afterwards", ErrConflict, s.opts.Namespace, after.Move.To)
 	}
 	return &Upgraded{before.Format, after.Format}, nil
 }

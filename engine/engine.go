@@ -197,20 +197,31 @@ var UnfinishedKey = []byte{0}
 type Pair struct{ Key, Value []byte }
 
 // A Range selects the keys k with Start <= k < End. A nil End means no upper
-// bound. Limit bounds the number of pairs; 0 means no bound. If, unless it is nil, is a guard of each page, as in a
-// Batch: where it does not hold in the snapshot of a page, a *ConflictError ends the sequence.
+// bound. Limit bounds the number of pairs; 0 means no bound. Guards are those of each page, as in a Batch: where one does
+// not hold in the snapshot of a page, a *ConflictError ends the sequence.
 type Range struct {
 	Start, End []byte
 	Limit      int
-	If         *Pair
+	Guards     []Pair
 }
 
-// Check returns a *ConflictError unless r.If is nil, or holds with value at its key.
-func (r Range) Check(value []byte) error {
-	if r.If == nil || bytes.Equal(r.If.Value, value) && (r.If.Value == nil) == (value == nil) {
-		return nil
+// Check returns a *ConflictError if a guard of r does not hold with the value that get returns for its key.
+func (r Range) Check(get func(key []byte) ([]byte, error)) error {
+	for _, g := range r.Guards {
+		v, err := get(g.Key)
+		if err != nil {
+			return err
+		}
+		if !g.Holds(v) {
+			return &ConflictError{Key: bytes.Clone(g.Key)}
+		}
 	}
-	return &ConflictError{Key: bytes.Clone(r.If.Key)}
+	return nil
+}
+
+// Holds reports whether p, as a guard, holds where its key has a value, or none if that is nil.
+func (p Pair) Holds(value []byte) bool {
+	return bytes.Equal(p.Value, value) && (p.Value == nil) == (value == nil)
 }
 
 // Limits bounds one Apply. Every engine accepts at least MinLimits, and every driver DriverLimits.
@@ -222,10 +233,10 @@ type Limits struct {
 }
 
 // MinLimits is what a store needs: its largest batch, and the note that it gets while its namespace is moved.
-var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2<<20 + 8<<10, BatchOps: 10_001}
+var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2<<20 + 64<<10, BatchOps: 10_001}
 
 // DriverLimits is what a driver accepts at least: MinLimits, and what package sealed adds when it encrypts.
-var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2760 << 10, BatchOps: 10_002}
+var DriverLimits = Limits{KeyBytes: 1024, ValueBytes: 514 << 10, BatchBytes: 2816 << 10, BatchOps: 10_002}
 
 // PrefixRange returns the range of all keys that begin with p.
 func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }

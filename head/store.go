@@ -22,7 +22,7 @@ type Store struct {
 	Namespace string
 	Secret    [codec.HashSize]byte // the key of the hashes in keys
 	Chunks    blob.Chunking
-	Moves     uint64 // how often the namespace was moved
+	Moves     uint64 // grows with every move of the namespace, and with every one that is given up
 	Move      Move   // zero if the namespace is not being moved
 }
 
@@ -31,7 +31,8 @@ type Move struct {
 	Phase  MovePhase
 	To     string   // the name of the other database
 	Run    [16]byte // random: who moves the namespace
-	Pauses uint64   // how often writers were made to wait
+	Pauses uint64   // how often batches were made to wait
+	Wait   uint64   // nanoseconds that batches wait at most
 }
 
 // A MovePhase is a phase of a move.
@@ -42,7 +43,7 @@ const (
 	NotMoving MovePhase = iota
 	Copying             // Each batch notes which keys it changes: see Touched.
 	Paused              // Batches wait.
-	Moved               // The namespace is in the other database. This record is all that is left.
+	Moved               // The namespace is in the other database. What is left of it is removed.
 )
 
 // Same reports whether s and o are the records of one store, or of copies of it.
@@ -56,7 +57,7 @@ func (s *Store) Encode(key []byte) []byte {
 	fields := 7
 	switch {
 	case s.Move.Phase != NotMoving:
-		fields = 12
+		fields = 13
 	case s.Moves > 0:
 		fields = 8
 	}
@@ -76,6 +77,7 @@ func (s *Store) Encode(key []byte) []byte {
 		e.Text(s.Move.To)
 		e.Bytes(s.Move.Run[:])
 		e.Uint(s.Move.Pauses)
+		e.Uint(s.Move.Wait)
 	}
 	return codec.Encode(key, keys.Store, e.B)
 }
@@ -93,7 +95,7 @@ func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
 	if want := min(max(s.Format, known.Oldest), known.Newest); s.Format != want && d.Err() == nil {
 		return s, &damage.FormatError{Have: s.Format, Want: want}
 	}
-	if n != 7 && n != 8 && n != 12 {
+	if n != 7 && n != 8 && n != 13 {
 		d.Fail("store record of %d fields", n)
 	}
 	d.Fixed(s.ID[:])
@@ -110,6 +112,7 @@ func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
 		s.Move.To = d.Text()
 		d.Fixed(s.Move.Run[:])
 		s.Move.Pauses = d.Uint()
+		s.Move.Wait = d.Uint()
 		if s.Move.Phase < Copying || s.Move.Phase > Moved {
 			d.Fail("phase %d of a move", s.Move.Phase)
 		}
@@ -144,7 +147,7 @@ func DecodeTouched(key, value []byte) (t Touched, err error) {
 		return t, err
 	}
 	d := codec.Decoder{B: body}
-	n := d.Array(1 << 12)
+	n := d.Array(1 << 15)
 	if n < 2 {
 		d.Fail("note without keys")
 	}
@@ -168,16 +171,25 @@ type CopyNote struct {
 	// whole. The record itself is missing until then, so that nobody opens the copy.
 	Store []byte
 	Heads [codec.HashSize]byte // of a whole copy: the digest of its heads
+	// Move says that a namespace is being moved here. Run is that of the Move then, until somebody gives up the move.
+	Move bool
 }
 
 // Encode returns the record for key.
 func (n *CopyNote) Encode(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(4)
+	fields := 4
+	if n.Move {
+		fields = 5
+	}
+	e.Array(fields)
 	e.Bytes(n.Run[:])
 	e.Uint(n.Batch)
 	e.Bytes(n.Store)
 	e.Bytes(n.Heads[:])
+	if n.Move {
+		e.Bool(true)
+	}
 	return codec.Encode(key, keys.Copying, e.B)
 }
 
@@ -188,10 +200,18 @@ func DecodeCopyNote(key, value []byte) (n CopyNote, err error) {
 		return n, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(4)
+	fields := d.Array(5)
+	if fields < 4 {
+		d.Fail("note of %d fields", fields)
+	}
 	d.Fixed(n.Run[:])
 	n.Batch = d.Uint()
 	n.Store = d.Bytes()
 	d.Fixed(n.Heads[:])
+	if fields == 5 {
+		if n.Move = d.Bool(); !n.Move {
+			d.Fail("no move")
+		}
+	}
 	return n, d.Done()
 }

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,16 +12,21 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/sealed"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
@@ -155,6 +161,114 @@ func TestES1_NoTextIsInAFile(t *testing.T) {
 		if strings.Contains(log.String(), canary) {
 			t.Errorf("the log has the text: %s", log.String())
 		}
+	}
+}
+
+// errorsAndMetrics keeps what an observer is told, and errors, as text.
+type errorsAndMetrics struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *errorsAndMetrics) note(v any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	fmt.Fprintf(&o.text, "%v %+v %#v\n", v, v, v)
+}
+
+func (o *errorsAndMetrics) Begin(ctx context.Context, op turnstone.Operation) (context.Context, func(turnstone.Outcome)) {
+	o.note(op)
+	return ctx, func(out turnstone.Outcome) { o.note(out); o.note(out.Err) }
+}
+
+// What a session contains is in no error and in nothing that an observer is told, whichever record is damaged, whichever
+// call of the engine fails, and whatever is wrong with a request.
+func TestES1_NoContentIsInAnErrorOrAMetric(t *testing.T) {
+	const secret = "c4n4ry"
+	content := []byte(`{"text":"` + strings.Repeat(secret, 50) + `"}`)
+	c := turnstone.Commit{
+		Expected: turnstone.AnyRevision, Turn: "t", Nodes: []turnstone.NewNode{{Kind: "user", Key: "k", Payload: content}, {Kind: "tool", Payload: random(7000, 1)}},
+		Checkpoint: map[string][]byte{"p": content}, Records: []turnstone.RecordChange{{Key: "r", Value: content}},
+	}
+	source, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s", Metadata: head.Metadata{Custom: content}})
+	_, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "text/plain", "a")
+	must(t, err)
+	commitTo(t, s, c)
+	must(t, s.Seal(ctx))
+	var bundle bytes.Buffer
+	_, err = st.Bundle(ctx, &bundle, turnstone.Bundled{ID: "s"})
+	must(t, err)
+	o := &errorsAndMetrics{}
+	use := func(e engine.Engine) {
+		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, Observer: o, InlineBytes: 1})
+		if o.note(err); err != nil {
+			return
+		}
+		defer st.Close()
+		r, err := st.Verify(ctx, turnstone.VerifyOptions{})
+		if o.note(err); r != nil {
+			for _, p := range r.Problems {
+				o.note(p)
+			}
+		}
+		s, err := st.Session(ctx, "s")
+		if o.note(err); err != nil {
+			return
+		}
+		_, err = s.Load(ctx, turnstone.Scope{Full: true, Records: []string{"r"}})
+		o.note(err)
+		_, err = s.Checkpoint(ctx, 1)
+		o.note(err)
+		_, err = st.Records(ctx, turnstone.RecordQuery{})
+		o.note(err)
+		again, large, wrong := c, c, c
+		again.Nodes = []turnstone.NewNode{{Kind: "user", Payload: append([]byte(" "), content...)}} // the turn id has another content
+		large.Turn, large.Nodes = "large", []turnstone.NewNode{{Kind: "user", Key: "new", Payload: bytes.Repeat([]byte(secret), turnstone.MaxPayload/len(secret)+1)}}
+		wrong.Turn, wrong.Expected, wrong.Nodes = "wrong", 99, nil
+		for _, c := range []turnstone.Commit{again, large, wrong, {Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "", Payload: content}}}} {
+			_, err := s.Commit(ctx, c)
+			o.note(err)
+		}
+		_, err = s.ChangeRecords(ctx, turnstone.RecordChange{Key: "r", Value: content, Expect: turnstone.NoRecord})
+		o.note(err)
+		_, err = st.GC(ctx, gc.Options{Full: true})
+		o.note(err)
+		_, err = st.Vacuum(ctx, gc.VacuumOptions{})
+		o.note(err)
+	}
+	all := pairs(t, source)
+	for i, p := range all { // each record is damaged
+		e := memory.New()
+		b := engine.Batch{Sets: slices.Clone(all)}
+		b.Sets[i].Value = bytes.Clone(p.Value)
+		b.Sets[i].Value[len(p.Value)/2] ^= 1
+		must(t, e.Apply(ctx, &b))
+		use(e)
+	}
+	for n := 1; n < 60; n += 1 + testkit.Pick(0, 2, 9) { // each call fails
+		e := memory.New()
+		must(t, e.Apply(ctx, &engine.Batch{Sets: all}))
+		use(&enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.N == n {
+				return enginetest.Fault{Err: engine.ErrUnavailable}
+			}
+			return enginetest.Fault{}
+		}})
+	}
+	for i := range bundle.Len() { // a bundle is damaged
+		if i%testkit.Pick(3, 31, 301) != 0 {
+			continue
+		}
+		text := bytes.Clone(bundle.Bytes())
+		text[i] ^= 1
+		_, st := onMemory(t, &turnstone.Options{Observer: o})
+		_, err := st.Unbundle(ctx, bytes.NewReader(text), turnstone.UnbundleOptions{})
+		o.note(err)
+	}
+	if text := o.text.String(); strings.Contains(text, secret) || len(text) < 10_000 {
+		at := strings.Index(text, secret)
+		t.Errorf("of %d bytes: …%s…", len(text), text[max(0, at-300):min(len(text), at+50)])
 	}
 }
 

@@ -257,7 +257,7 @@ func TestMV3_AMoveThatIsCutOffLosesNothing(t *testing.T) {
 		t.Run(cut.name, func(t *testing.T) {
 			for n, came := 1, true; came; n++ {
 				d := databases{"a": memory.New(), "b": memory.New()}
-				st := openStore(t, d["a"], &turnstone.Options{Database: d.open, TakeOverAfter: 20 * time.Millisecond})
+				st := openStore(t, d["a"], d.options())
 				s := create(t, st, turnstone.Request{ID: "s"}, []byte("one"), []byte("two"))
 				came = false
 				faulty := func(e engine.Engine) engine.Engine {
@@ -275,7 +275,7 @@ func TestMV3_AMoveThatIsCutOffLosesNothing(t *testing.T) {
 				} else {
 					to = faulty(to)
 				}
-				_, err := turnstone.Move(ctx, from, to, turnstone.MoveOptions{To: "b"})
+				_, err := turnstone.Move(ctx, from, to, turnstone.MoveOptions{To: "b", Pause: 40 * time.Millisecond})
 				if crashed := n%2 == 0 && came; (err != nil) != crashed {
 					t.Fatalf("call %d: %v", n/2+1, err)
 				}
@@ -316,7 +316,7 @@ func TestMV4_LargeBatchesAreCopiedAsWell(t *testing.T) {
 				for i := range 3 {
 					cs := turnstone.Commit{Expected: turnstone.AnyRevision}
 					for j := range 250 {
-						key := fmt.Sprintf("%s/%d/%d", bytes.Repeat([]byte("long"), 20), i, j)
+						key := fmt.Sprintf("%s/%d/%d", bytes.Repeat([]byte("long"), 110), i, j)
 						if !same {
 							key = "." + key
 						}
@@ -342,6 +342,37 @@ func TestMV4_LargeBatchesAreCopiedAsWell(t *testing.T) {
 			t.Errorf("%d nodes, %v", n.Nodes, err)
 		}
 	}
+}
+
+// Changes that come just before batches have to wait are copied, however many they are.
+func TestMV4_ManyChangesBeforeThePauseAreCopied(t *testing.T) {
+	d := databases{"a": memory.New(), "b": memory.New()}
+	st := openStore(t, d["a"], d.options())
+	s := create(t, st, turnstone.Request{ID: "s"})
+	const commits = 1500 // The mover reads a thousand notes at a time.
+	done := false
+	source := &enginetest.Faulty{Engine: d["a"], Plan: func(c enginetest.Call) enginetest.Fault {
+		if !done && c.Apply > 0 && bytes.Equal(c.Batch.Sets[0].Key, keys.StoreKey("")) {
+			record, err := head.DecodeStore(c.Batch.Sets[0].Key, c.Batch.Sets[0].Value, head.Known)
+			if err != nil {
+				t.Error(err)
+			}
+			if done = record.Move.Phase == head.Paused; done {
+				for range commits {
+					commitBeside(t, s)
+				}
+			}
+		}
+		return enginetest.Fault{}
+	}}
+	r, err := turnstone.Move(ctx, source, d["b"], turnstone.MoveOptions{To: "b"})
+	if err != nil || r.Changes < commits {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if i, err := s.Info(ctx); err != nil || i.Revision != commits {
+		t.Errorf("revision %d: %v", i.Revision, err)
+	}
+	healthy(t, st)
 }
 
 // A move that can't be made says why, and changes nothing. One that was begun can be given up.
@@ -401,6 +432,20 @@ func TestMV5_AMoveIsRefusedOrGivenUp(t *testing.T) {
 	if _, err := turnstone.Copy(ctx, d["a"], memory.New(), turnstone.CopyOptions{}); !errors.Is(err, turnstone.ErrConflict) {
 		t.Errorf("a copy meanwhile: %v", err)
 	}
+	if _, err := turnstone.Copy(ctx, copied, d["b"], turnstone.CopyOptions{Overwrite: true}); !errors.Is(err, turnstone.ErrConflict) {
+		t.Errorf("a copy of a copy to the other database: %v", err)
+	}
+	cutCopy := &enginetest.Faulty{Engine: memory.New(), Plan: enginetest.CrashAfter(2)}
+	if _, err := turnstone.Copy(ctx, copied, cutCopy, turnstone.CopyOptions{}); err == nil {
+		t.Error("the copy was not cut off")
+	}
+	o := turnstone.MoveOptions{To: "b"}
+	if err := turnstone.CancelMove(ctx, d["a"], cutCopy.Engine, o); !errors.Is(err, turnstone.ErrConflict) {
+		t.Errorf("the copy was taken for a move: %v", err)
+	}
+	if err := move(cutCopy.Engine, o); !errors.Is(err, turnstone.ErrConflict) {
+		t.Errorf("a move to where a copy was begun: %v", err)
+	}
 	healthy(t, st)
 	if err := turnstone.CancelMove(ctx, d["a"], d["b"], turnstone.MoveOptions{}); err != nil {
 		t.Fatal(err)
@@ -411,6 +456,9 @@ func TestMV5_AMoveIsRefusedOrGivenUp(t *testing.T) {
 	for _, p := range pairs(t, d["a"]) {
 		if p.Key[4] == keys.Touched {
 			t.Error("a note is left")
+		}
+		if bytes.Equal(p.Key, keys.StoreKey("")) && bytes.Equal(p.Value, before[0].Value) {
+			t.Error("the store record has come back: a batch that comes late would be applied")
 		}
 	}
 	commitBeside(t, s)
@@ -482,4 +530,138 @@ func TestMV7_ANamespaceIsEncryptedOnItsWay(t *testing.T) {
 	d.move(t, "b", "a")
 	commitBeside(t, s)
 	healthy(t, st)
+}
+
+// An ending is an operation on two databases that runs until one of its calls, waits there, and goes on when it is told.
+type ending struct {
+	calls, until int
+	reached      chan struct{} // closed when it waits, or has ended
+	goOn         chan struct{}
+	ended        chan struct{}
+}
+
+// until runs op until its call n.
+func until(n int, op func(a, b engine.Engine) error, a, b engine.Engine) *ending {
+	e := &ending{until: n, reached: make(chan struct{}), goOn: make(chan struct{}), ended: make(chan struct{})}
+	reached := sync.OnceFunc(func() { close(e.reached) })
+	watch := func(of engine.Engine) engine.Engine {
+		return &enginetest.Faulty{Engine: of, Done: nil, Plan: func(enginetest.Call) enginetest.Fault {
+			if e.calls++; e.calls == n {
+				reached()
+				<-e.goOn
+			}
+			return enginetest.Fault{}
+		}}
+	}
+	go func() {
+		defer close(e.ended)
+		defer reached()
+		_ = op(watch(a), watch(b)) // It may be refused.
+	}()
+	<-e.reached
+	return e
+}
+
+// finish lets the operation go on to its end. It reports whether it had waited.
+func (e *ending) finish() bool {
+	close(e.goOn)
+	<-e.ended
+	return e.calls >= e.until
+}
+
+// Two of these at once, each stopped at any of its calls while the other goes on: a move to a database, a move back,
+// their cancellations. Nothing is lost, one database has the namespace, and it can be moved afterwards.
+func TestMV9_MovesThatGetInEachOthersWayLoseNothing(t *testing.T) {
+	testkit.Slow(t)
+	move := func(back bool) func(a, b engine.Engine) error {
+		return func(a, b engine.Engine) error {
+			o := turnstone.MoveOptions{To: "b", Pause: 40 * time.Millisecond}
+			if back {
+				a, b, o.To = b, a, "a"
+			}
+			_, err := turnstone.Move(ctx, a, b, o)
+			return err
+		}
+	}
+	ops := map[string]func(a, b engine.Engine) error{
+		"to b": move(false), "to a": move(true),
+		"cancel to b": func(a, b engine.Engine) error { return turnstone.CancelMove(ctx, a, b, turnstone.MoveOptions{}) },
+		"cancel to a": func(a, b engine.Engine) error { return turnstone.CancelMove(ctx, b, a, turnstone.MoveOptions{}) },
+	}
+	crash := func(e engine.Engine, after int) engine.Engine {
+		return &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(after)}
+	}
+	starts := map[string]func(a, b engine.Engine){
+		"in a":                    func(_, _ engine.Engine) {},
+		"to b, cut off":           func(a, b engine.Engine) { _ = ops["to b"](a, crash(b, 2)) },
+		"in b, with remains":      func(a, b engine.Engine) { _ = ops["to b"](crash(a, 3), b) },
+		"back in a, cut off":      func(a, b engine.Engine) { _, _ = ops["to b"](a, b), ops["to a"](crash(a, 2), b) },
+		"back in a, with remains": func(a, b engine.Engine) { _, _ = ops["to b"](a, b), ops["to a"](a, crash(b, 3)) },
+	}
+	runs, step := 0, testkit.Pick(1, 4, 12)
+	for start, prepare := range starts {
+		for first, one := range ops {
+			for second, other := range ops {
+				for n, more := 1, true; more; n += 1 + rand.IntN(2*step-1) {
+					for k, again := 1, true; again; k += 1 + rand.IntN(2*step-1) {
+						runs++
+						d := databases{"a": memory.New(), "b": memory.New()}
+						st := openStore(t, d["a"], d.options())
+						s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+						prepare(d["a"], d["b"])
+						commitBeside(t, s)
+						want := head.Revision(2)
+						beside := func() { // A commit ends a pause, so there is not always one.
+							if rand.IntN(2) == 0 {
+								commitBeside(t, s)
+								want++
+							}
+						}
+						e := until(n, one, d["a"], d["b"])
+						f := until(k, other, d["a"], d["b"])
+						beside()
+						more = e.finish()
+						beside()
+						again = f.finish() && more
+						name := fmt.Sprintf("%s: %q stopped at call %d, %q at call %d", start, first, n, second, k)
+						survived(t, name, d, st, s, want, ops)
+						st.Close()
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d runs", runs)
+}
+
+// survived fails unless one database has the namespace, with so many commits of its session, and it can be moved.
+func survived(t *testing.T, name string, d databases, st *turnstone.Store, s *turnstone.Session, want head.Revision, ops map[string]func(a, b engine.Engine) error) {
+	t.Helper()
+	check := func() {
+		t.Helper()
+		if i, err := s.Info(ctx); err != nil || i.Revision != want {
+			t.Fatalf("%s: revision %d of %d: %v", name, i.Revision, want, err)
+		}
+		healthy(t, st)
+	}
+	check()
+	here := ""
+	for _, at := range []string{"a", "b"} {
+		w, err := turnstone.Where(ctx, d[at], "")
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if w.Here {
+			here += at
+		}
+	}
+	if len(here) != 1 {
+		t.Fatalf("%s: it is in %q", name, here)
+	}
+	to := map[string]string{"a": "to b", "b": "to a"}[here]
+	if err := ops[to](d["a"], d["b"]); err != nil {
+		t.Fatalf("%s: then %q: %v", name, to, err)
+	}
+	check()
+	left(t, d[here])
 }

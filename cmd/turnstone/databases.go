@@ -52,10 +52,10 @@ func (a *app) database(namespace string) func(context.Context, string) (engine.E
 	}
 }
 
-// locate returns a database that knows where a namespace is. If none does, and all could be asked, it is the one that
-// the namespace is to be made in.
+// locate returns the database that a namespace is in, or one that it has moved from. If no database knows the namespace,
+// and all could be asked, it is the one that the namespace is to be made in.
 func (a *app) locate(ctx context.Context, namespace string) (engine.Engine, error) {
-	var home engine.Engine
+	var home, left engine.Engine
 	var failed error
 	for _, name := range a.databases.Homes(namespace) {
 		e, err := a.databases.Open(ctx, name)
@@ -66,13 +66,18 @@ func (a *app) locate(ctx context.Context, namespace string) (engine.Engine, erro
 		switch {
 		case err != nil:
 			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
-		case w != turnstone.Whereabouts{}:
+		case w.Here:
 			return e, nil
+		case w.To != "":
+			left = e
 		case home == nil:
 			home = e
 		}
 	}
-	if failed != nil {
+	switch {
+	case left != nil: // It has moved to one that could not be asked, just now, or to one that is not in the list.
+		return left, nil
+	case failed != nil:
 		return nil, fmt.Errorf("namespace %q is in no database that could be asked: %w", namespace, failed)
 	}
 	return home, nil

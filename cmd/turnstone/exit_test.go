@@ -19,7 +19,7 @@ func TestEveryKindOfErrorsHasItsExitCode(t *testing.T) {
 		"damaged": 4, "corrupt": 4,
 		"conflict": 5, "diverged": 5, "turn-conflict": 5, "record-conflict": 5, "exists": 5, "has-children": 5, "other-store": 5, "feed-off": 5,
 		"locked": 6, "unavailable": 6, "unfinished-copy": 6,
-		"canceled": 130,
+		"moved": 3, "canceled": 130,
 	}
 	for _, k := range turnstone.ErrorKinds() {
 		code, ok := want[k.Name]

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -180,4 +182,39 @@ func TestES4_KeysAreRotatedUnderKills(t *testing.T) {
 		t.Error(out)
 	}
 	t.Logf("%d commands were killed", killed)
+}
+
+// Neither what opens a keyring nor anything of a session is in the arguments of a process that the command starts, nor
+// in those that it can be started with.
+func TestES1_NoSecretIsInTheProcessList(t *testing.T) {
+	ssh := sshTo(t)
+	t.Setenv(passphraseVariable, "correct horse")
+	root := t.TempDir()
+	plain, encrypted, ring := root+"/plain", root+"/encrypted", root+"/keys"
+	must(t, "demo", "--store", plain)
+	must(t, "keys", "create", ring)
+	must(t, "copy", plain, encrypted, "--keys", ring)
+	must(t, "push", "--store", encrypted, "--keys", ring, "--all", ssh(root+"/other"))
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	arguments, err := os.ReadFile(filepath.Join(home, "arguments"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startServe(t, "--store", encrypted, "--keys", ring)
+	defer s.stop(t)
+	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", s.Process.Pid))
+	if err != nil && runtime.GOOS == "linux" {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(arguments, []byte("turnstone")) {
+		t.Fatalf("%q", arguments)
+	}
+	for _, secret := range []string{"correct horse", "trip"} {
+		if bytes.Contains(arguments, []byte(secret)) || bytes.Contains(own, []byte(secret)) {
+			t.Errorf("%q is in %q or %q", secret, arguments, own)
+		}
+	}
 }

@@ -17,10 +17,8 @@ func (a *app) namespaces() *cobra.Command {
 		Use:   "namespace",
 		Short: "Find a namespace among several databases, and move it",
 		Long: "Find a namespace among several databases, and move it from one to another while hosts use it. --databases, or\n" +
-			databasesVariable + ", names a file with a line for each database: its name and its URL. Hosts are given the same file.\n" +
-			"NAME is a namespace; \"\" is the one that the other commands use.",
-		Example: "printf 'east pebble:east.pebble\\nwest pebble:west.pebble\\n' > databases\n" +
-			"turnstone --databases databases import testdata/chat.jsonl\nturnstone --databases databases namespace where \"\"",
+			databasesVariable + ", names a file with a line for each database: its name and its URL. All hosts are given the same\n" +
+			"file. NAME is a namespace; '' is the one that the other commands use.",
 		Args: noSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -49,10 +47,11 @@ type whereLine struct {
 func (a *app) namespaceWhere() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
-		Use:   "where NAME",
-		Short: "Say in which database a namespace is",
-		Long:  "Ask each database for a namespace. The first one is where the namespace is made if it is in none.",
-		Args:  cobra.ExactArgs(1),
+		Use:     "where NAME",
+		Short:   "Say in which database a namespace is",
+		Long:    "Ask each database for a namespace. The first one is where the namespace is made if it is in none.",
+		Example: "turnstone namespace where '' --databases databases",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withDatabases(func() error {
 				p := printer{w: cmd.OutOrStdout()}
@@ -136,8 +135,9 @@ func (a *app) namespaceMove() *cobra.Command {
 		Long: "Move a namespace to another database while hosts use it. All of them must have the list of databases: those without it\n" +
 			"fail once the namespace has moved. Commits wait for a moment at the end. After an interruption, the same command goes\n" +
 			"on; until then, each commit writes a note of what it changes.",
-		Example: "turnstone --databases databases namespace move \"\" --to west",
-		Args:    cobra.ExactArgs(1),
+		Example: "turnstone namespace move '' --to west --databases databases\nturnstone namespace where '' --databases databases\n" +
+			"turnstone namespace move '' --to east --databases databases",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withDatabases(func() error { return a.moveNamespace(cmd, args[0], to, asLines) })
 		},
@@ -159,6 +159,9 @@ func (a *app) moveNamespace(cmd *cobra.Command, namespace, to string, asLines bo
 		return err
 	}
 	p := printer{w: cmd.OutOrStdout()}
+	if len(sources) == 0 && asLines {
+		return asJSON(cmd.OutOrStdout(), turnstone.MoveReport{})
+	}
 	if len(sources) == 0 {
 		p.printf("namespace %q is in %s\n", namespace, to)
 	}
@@ -201,13 +204,17 @@ func (a *app) namespaceCancel() *cobra.Command {
 
 func (a *app) cancelMove(cmd *cobra.Command, namespace string, lost bool) error {
 	ctx, open := cmd.Context(), a.database(namespace)
+	var failed error
 	for _, name := range a.databases.Homes(namespace) {
+		var w turnstone.Whereabouts
 		from, err := open(ctx, name)
-		if err != nil {
-			continue // It may be the one that is lost.
+		if err == nil {
+			w, err = turnstone.Where(ctx, from, namespace)
 		}
-		w, err := turnstone.Where(ctx, from, namespace)
-		if err != nil || !w.Here || w.To == "" {
+		if err != nil { // It may be the one that is lost.
+			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
+		}
+		if !w.Here || w.To == "" {
 			continue
 		}
 		var to engine.Engine
@@ -223,5 +230,5 @@ func (a *app) cancelMove(cmd *cobra.Command, namespace string, lost bool) error 
 		p.printf("stays    namespace %q in %s\n", namespace, name)
 		return p.err
 	}
-	return fmt.Errorf("%w: no database that could be asked has a move of namespace %q", turnstone.ErrStoreNotFound, namespace)
+	return errors.Join(fmt.Errorf("%w: no database that could be asked has a move of namespace %q", turnstone.ErrStoreNotFound, namespace), failed)
 }

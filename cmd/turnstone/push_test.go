@@ -23,8 +23,8 @@ func sshTo(t *testing.T) (address func(dir string) string) {
 		t.Skip("a shell script stands for ssh")
 	}
 	bin := t.TempDir()
-	// As sshd does, it passes the last argument to a shell, in the user's home.
-	script := "#!/bin/sh\nfor last; do :; done\ncd \"$HOME\" && exec sh -c \"$last\"\n"
+	// As sshd does, it passes the last argument to a shell, in the user's home. It notes all of them in a file there.
+	script := "#!/bin/sh\nfor last; do :; done\ncd \"$HOME\" && echo \"$@\" >> arguments && exec sh -c \"$last\"\n"
 	if err := os.WriteFile(filepath.Join(bin, "ssh"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}

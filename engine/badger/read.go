@@ -118,14 +118,8 @@ func value(item *badger.Item) ([]byte, error) {
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
 		err = e.view(ctx, func(txn *badger.Txn) (err error) {
-			if r.If != nil {
-				v, err := get(txn, e.inner(pairByte, r.If.Key))
-				if err == nil {
-					err = r.Check(v)
-				}
-				if err != nil {
-					return err
-				}
+			if err := r.Check(func(key []byte) ([]byte, error) { return get(txn, e.inner(pairByte, key)) }); err != nil {
+				return err
 			}
 			page, more, err = e.page(ctx, txn, r)
 			return err

@@ -143,23 +143,20 @@ var mutants = map[string]func(dir string) (engine.Engine, error){
 		})
 	}}),
 	"a scan has no guard": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-		r.If = nil
+		r.Guards = nil
 		return m.Engine.Scan(ctx, r)
 	}}),
 	"the guard of a scan is looked at before its snapshot": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 		return func(yield func(engine.Pair, error) bool) {
-			if r.If != nil {
-				vs, err := m.Engine.Get(ctx, r.If.Key)
-				if err == nil {
-					err = r.Check(vs[0])
-				}
-				if err != nil {
-					yield(engine.Pair{}, err)
-					return
-				}
-				time.Sleep(100 * time.Microsecond)
+			if err := r.Check(func(key []byte) ([]byte, error) {
+				vs, err := m.Engine.Get(ctx, key)
+				return append(vs, nil)[0], err
+			}); err != nil {
+				yield(engine.Pair{}, err)
+				return
 			}
-			r.If = nil
+			time.Sleep(100 * time.Microsecond)
+			r.Guards = nil
 			m.Engine.Scan(ctx, r)(yield)
 		}
 	}}),

@@ -374,7 +374,7 @@ func scanGuard(r *rig) error {
 		{engine.Pair{Key: k("guard")}, false},
 		{engine.Pair{Key: k("nothing"), Value: k("0")}, false},
 	} {
-		all.If = &c.guard
+		all.Guards = []engine.Pair{{Key: k("g00001"), Value: []byte("vv")}, c.guard}
 		got, err := collect(r.e, all)
 		if c.holds && (err != nil || len(got) != 2500) {
 			return fmt.Errorf("Scan under a guard that holds: %d pairs, %v", len(got), err)
@@ -420,7 +420,7 @@ func samePages(e engine.Engine) error {
 			return err
 		}
 		of := engine.PrefixRange(k("p"))
-		of.If = &engine.Pair{Key: k("guard"), Value: vs[0]}
+		of.Guards = []engine.Pair{{Key: k("guard"), Value: vs[0]}}
 		for p, err := range e.Scan(background, of) {
 			if errors.Is(err, engine.ErrConflict) {
 				break

@@ -64,11 +64,11 @@ func (e *Engine) page(ctx context.Context, r engine.Range) (page []engine.Pair, 
 	if e.closed || e.kv == nil {
 		return nil, false, engine.ErrClosed
 	}
-	if r.If != nil {
-		v, _ := e.kv.Get(string(r.If.Key))
-		if err := r.Check(v); err != nil {
-			return nil, false, err
-		}
+	if err := r.Check(func(key []byte) ([]byte, error) {
+		v, _ := e.kv.Get(string(key))
+		return v, nil
+	}); err != nil {
+		return nil, false, err
 	}
 	e.kv.Ascend(string(r.Start), func(k string, v []byte) bool {
 		if r.End != nil && k >= string(r.End) || r.Limit > 0 && len(page) == r.Limit {

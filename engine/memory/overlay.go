@@ -73,17 +73,18 @@ func (o *Overlay) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 // left them. A deleted record has no value.
 func (o *Overlay) merged(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		if r.If != nil {
-			if v, ok := o.written(r.If.Key); ok {
-				if err := r.Check(v); err != nil {
-					yield(engine.Pair{}, err)
-					return
-				}
-				r.If = nil
+		below := engine.Range{Start: r.Start, End: r.End}
+		for _, g := range r.Guards {
+			v, ok := o.written(g.Key)
+			if !ok {
+				below.Guards = append(below.Guards, g)
+			} else if !g.Holds(v) {
+				yield(engine.Pair{}, &engine.ConflictError{Key: bytes.Clone(g.Key)})
+				return
 			}
 		}
 		at := r.Start
-		for p, err := range o.Engine.Scan(ctx, engine.Range{Start: r.Start, End: r.End, If: r.If}) {
+		for p, err := range o.Engine.Scan(ctx, below) {
 			if err != nil {
 				yield(p, err)
 				return

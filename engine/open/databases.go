@@ -26,6 +26,7 @@ type Databases struct {
 
 	mu     sync.Mutex // guards the fields below
 	urls   map[string]string
+	known  map[string]string // the URLs of all names that the file has ever had
 	opened map[string]*opening
 	closed bool
 }
@@ -33,6 +34,7 @@ type Databases struct {
 // An opening is a database that is open, or being opened.
 type opening struct {
 	done   chan struct{} // closed when engine or err is set
+	cancel context.CancelFunc
 	engine engine.Engine
 	err    error
 }
@@ -44,8 +46,11 @@ const maxDatabaseName = 128
 // with # is a comment. A name has 1 to 128 bytes, is UTF-8 without spaces, and stands for the same database for all who
 // use it: it must never be given to another one.
 func ReadDatabases(path string, o *Options) (*Databases, error) {
-	d := &Databases{path: path, options: o, opened: map[string]*opening{}}
-	return d, d.Reload()
+	d := &Databases{path: path, options: o, known: map[string]string{}, opened: map[string]*opening{}}
+	if err := d.Reload(); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // Reload reads the file again. What is open stays open. If the file is wrong, or gives a name to another URL than before,
@@ -59,14 +64,15 @@ func (d *Databases) Reload() error {
 	urls, err := readURLs(f)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for name, url := range d.urls {
-		if now, still := urls[name]; err == nil && still && now != url {
-			err = fmt.Errorf("%w: database %q has another URL than before: restart the process", ErrURL, name)
+	for name, url := range urls {
+		if was, known := d.known[name]; err == nil && known && was != url {
+			err = fmt.Errorf("%w: database %q has another URL than before: start the process anew", ErrURL, name)
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.path, err)
 	}
+	maps.Copy(d.known, urls)
 	d.urls = urls
 	return nil
 }
@@ -86,8 +92,8 @@ func readURLs(from io.Reader) (map[string]string, error) {
 			return nil, fmt.Errorf("%w: line %d is to have a name and a URL, and has %d words", ErrURL, n, len(words))
 		}
 		name, url := words[0], words[1]
-		if urls[name] != "" {
-			return nil, fmt.Errorf("%w: line %d names database %q again", ErrURL, n, name)
+		if urls[name] != "" || slices.Contains(slices.Collect(maps.Values(urls)), url) {
+			return nil, fmt.Errorf("%w: line %d has the name or the URL of a line before", ErrURL, n)
 		}
 		if len(name) > maxDatabaseName || !utf8.ValidString(name) {
 			return nil, fmt.Errorf("%w: line %d has a name of more than %d bytes, or that is not UTF-8", ErrURL, n, maxDatabaseName)
@@ -113,17 +119,23 @@ func (d *Databases) Names() []string {
 	return slices.Sorted(maps.Keys(d.urls))
 }
 
-// Homes returns the names in the order in which a namespace prefers them, by rendezvous hashing (Thaler and
-// Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998): each database is the first one for an equal part
-// of all namespaces, and a new database changes the first one of those alone for which it is now the first.
+// Homes returns the names in the order in which a namespace prefers them.
 func (d *Databases) Homes(namespace string) []string {
 	names := d.Names()
-	weight := func(name string) string {
-		sum := sha256.Sum256([]byte(name + "\x00" + namespace))
-		return string(sum[:])
-	}
-	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(weight(b), weight(a)) })
+	Prefer(names, namespace)
 	return names
+}
+
+// Prefer sorts the names of databases in the order in which a namespace prefers them, by rendezvous hashing (Thaler and
+// Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998): each database is the first one for an equal part
+// of all namespaces, and a new database becomes the first one for its part, and changes nothing for the others.
+func Prefer(names []string, namespace string) {
+	weights := make(map[string]string, len(names))
+	for _, name := range names {
+		sum := sha256.Sum256([]byte(name + "\x00" + namespace))
+		weights[name] = string(sum[:])
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(weights[b], weights[a]) })
 }
 
 // Open returns the database of a name, for turnstone.Options.Database. It opens it if it is not open. Close closes it.
@@ -131,18 +143,20 @@ func (d *Databases) Open(ctx context.Context, name string) (engine.Engine, error
 	d.mu.Lock()
 	url, known := d.urls[name]
 	if d.closed || !known {
+		closed := d.closed
 		d.mu.Unlock()
-		if !known {
-			return nil, fmt.Errorf("%w: %s has no database of the name %q", ErrURL, d.path, name)
+		if closed {
+			return nil, engine.ErrClosed
 		}
-		return nil, engine.ErrClosed
+		return nil, fmt.Errorf("%w: %s has no database of the name %q", ErrURL, d.path, name)
 	}
 	o := d.opened[name]
 	if o == nil {
-		o = &opening{done: make(chan struct{})}
+		while, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		o = &opening{done: make(chan struct{}), cancel: cancel}
 		d.opened[name] = o
 		go func() {
-			o.engine, o.err = Open(context.WithoutCancel(ctx), url, d.options)
+			o.engine, o.err = Open(while, url, d.options)
 			if o.err != nil { // The next call tries again.
 				d.mu.Lock()
 				delete(d.opened, name)
@@ -169,6 +183,11 @@ func (d *Databases) Close() error {
 	d.mu.Unlock()
 	var errs []error
 	for _, o := range opened {
+		select {
+		case <-o.done:
+		default:
+			o.cancel()
+		}
 		if <-o.done; o.err == nil {
 			errs = append(errs, o.engine.Close())
 		}

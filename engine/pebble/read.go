@@ -78,14 +78,8 @@ func get(r pebble.Reader, key []byte) ([]byte, error) {
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
 		err = e.read(ctx, func(s *pebble.Snapshot) (err error) {
-			if r.If != nil {
-				v, err := get(s, r.If.Key)
-				if err == nil {
-					err = r.Check(v)
-				}
-				if err != nil {
-					return err
-				}
+			if err := r.Check(func(key []byte) ([]byte, error) { return get(s, key) }); err != nil {
+				return err
 			}
 			var skipped int
 			page, more, skipped, err = onePage(ctx, s, r)

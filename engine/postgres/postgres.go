@@ -162,7 +162,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			}
 			total := 0
 			defined := e.defined.Load()
-			err = e.readIf(ctx, r.If, func() call {
+			err = e.readIf(ctx, r.Guards, func() call {
 				pairs, total = pairs[:0], 0
 				return call{query, args, func(row [][]byte) {
 					total += len(row[1])
@@ -194,24 +194,36 @@ func (e *Engine) read(ctx context.Context, query func() call) error {
 	return e.readIf(ctx, nil, query)
 }
 
-// readIf is read for a query that has a guard, unless that is nil.
-func (e *Engine) readIf(ctx context.Context, guard *engine.Pair, query func() call) error {
+// readIf is read for a query that has guards, which it looks at in the same transaction and round trip.
+func (e *Engine) readIf(ctx context.Context, guards []engine.Pair, query func() call) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
-	var guards []call
-	if guard != nil {
-		keys, values := pairArrays([]engine.Pair{*guard})
-		guards = []call{{statement: e.sql.guards, args: [][]byte{keys, values}}}
+	var before []call
+	if len(guards) > 0 {
+		keys, values := pairArrays(guards)
+		before = []call{{statement: e.sql.guards, args: [][]byte{keys, values}}}
 	}
-	err := e.retry(ctx, func() error {
-		return lost(ctx, e.transact(ctx, ctx, beginRead, append(guards[:len(guards):len(guards)], query())...))
-	})
-	if pe, ok := ended(err); ok && pe.Code == divisionByZero {
-		return &engine.ConflictError{Key: bytes.Clone(guard.Key)}
+	for range maxAttempts {
+		err := e.retry(ctx, func() error {
+			return lost(ctx, e.transact(ctx, ctx, beginRead, append(slices.Clip(before), query())...))
+		})
+		if pe, ok := ended(err); !ok || pe.Code != divisionByZero {
+			return err
+		}
+		bad, err := e.failing(ctx, guards)
+		if err != nil {
+			return err
+		}
+		if bad != nil {
+			return &engine.ConflictError{Key: bad}
+		}
 	}
-	return err
+	return errWavering
 }
+
+// errWavering: guards did not hold, and held when they were looked at, maxAttempts times.
+var errWavering = fmt.Errorf("%w: guards that do not hold when they are tried and hold when they are looked at, %d times", engine.ErrUnavailable, maxAttempts)
 
 // Apply implements engine.Engine.
 func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
@@ -243,7 +255,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 			return &engine.ConflictError{Key: bad}
 		} // else all of them hold by now
 	}
-	return fmt.Errorf("%w: guards that do not hold when the batch is tried and hold when they are looked at, %d times", engine.ErrUnavailable, maxAttempts)
+	return errWavering
 }
 
 // failing returns the key of the first guard that does not hold.

@@ -45,8 +45,9 @@ func (e *below) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair,
 	} else {
 		r.End = e.key(r.End)
 	}
-	if r.If != nil {
-		r.If = &engine.Pair{Key: e.key(r.If.Key), Value: r.If.Value}
+	r.Guards = slices.Clone(r.Guards)
+	for i := range r.Guards {
+		r.Guards[i].Key = e.key(r.Guards[i].Key)
 	}
 	return func(yield func(engine.Pair, error) bool) {
 		for p, err := range e.Engine.Scan(ctx, r) {

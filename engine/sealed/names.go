@@ -112,7 +112,7 @@ type scanning struct {
 	from    engine.Scanner
 	set     *keyset
 	note    []byte                              // the key of the note, which is left out
-	guard   *engine.Pair                        // of each page; nil if there is none
+	guards  []engine.Pair                       // of each page
 	knowing func(value []byte) (*keyset, error) // the keyset that decrypts a stored value
 }
 
@@ -169,7 +169,7 @@ func (s *scanning) ordered(ctx context.Context, r engine.Range) iter.Seq2[engine
 		if r.Limit > 0 {
 			r.Limit++ // for the note
 		}
-		r.If = s.guard
+		r.Guards = s.guards
 		if n := keys.TextAt(r.End); n > 0 { // The end has a text, and stored keys have none: read up to the end of all texts.
 			r.End = engine.PrefixEnd(r.End[:n])
 		}
@@ -206,7 +206,7 @@ func (s *scanning) sorted(ctx context.Context, r engine.Range) iter.Seq2[engine.
 		var all []found
 		held := 0
 		around := s.set.storedAround(r)
-		around.If = s.guard
+		around.Guards = s.guards
 		for p, err := range s.from.Scan(ctx, around) {
 			storedKey := p.Key
 			if err == nil {
@@ -249,7 +249,7 @@ func (s *scanning) sorted(ctx context.Context, r engine.Range) iter.Seq2[engine.
 
 // again reads the pair of a stored key, which may be gone.
 func (s *scanning) again(ctx context.Context, storedKey []byte) (engine.Pair, error) {
-	for p, err := range s.from.Scan(ctx, engine.Range{Start: storedKey, End: engine.Successor(storedKey), Limit: 1, If: s.guard}) {
+	for p, err := range s.from.Scan(ctx, engine.Range{Start: storedKey, End: engine.Successor(storedKey), Limit: 1, Guards: s.guards}) {
 		if err != nil {
 			return p, err
 		}

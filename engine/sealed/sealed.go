@@ -29,7 +29,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"sync/atomic"
 
@@ -198,81 +197,6 @@ func (e *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		}
 	}
 	return vs, nil
-}
-
-// Scan implements engine.Engine. The package comment says of which moment a list of session records is.
-func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	st := e.state.Load()
-	if st == nil {
-		return func(yield func(engine.Pair, error) bool) { yield(engine.Pair{}, engine.ErrClosed) }
-	}
-	if r.If != nil {
-		return e.scanIf(ctx, r)
-	}
-	return e.scan(ctx, st, r, nil)
-}
-
-// scan yields the pairs of a range. guard is a guard of stored values, or nil.
-func (e *Engine) scan(ctx context.Context, st *state, r engine.Range, guard *engine.Pair) iter.Seq2[engine.Pair, error] {
-	s := &scanning{from: e.base, set: st.set, note: e.note, guard: guard, knowing: func(v []byte) (*keyset, error) { return e.knowing(ctx, st.set, v) }}
-	return s.scan(ctx, clip(r, e.prefix))
-}
-
-// scanIf yields the pairs of a range that has a guard. If the guard does not hold as its value is encrypted now, the
-// value may be encrypted with another key, so it reads the value, and goes on with that.
-func (e *Engine) scanIf(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(yield func(engine.Pair, error) bool) {
-		want := *r.If
-		st := e.state.Load()
-		guard, err := e.guardOf(st, want)
-		for err == nil {
-			var c *engine.ConflictError
-			for p, failed := range e.scan(ctx, st, r, guard) {
-				if failed != nil && errors.As(failed, &c) {
-					break
-				}
-				if !yield(p, failed) || failed != nil {
-					return
-				}
-				if r.Start = engine.Successor(p.Key); r.Limit > 0 {
-					if r.Limit--; r.Limit == 0 {
-						return
-					}
-				}
-			}
-			if c == nil {
-				return
-			}
-			var vs [][]byte
-			if vs, err = e.Get(ctx, want.Key); err != nil {
-				break
-			}
-			if err = r.Check(vs[0]); err != nil || want.Value == nil {
-				break
-			}
-			st = e.state.Load()
-			guard = &engine.Pair{Key: st.set.storedKey(want.Key)}
-			if vs, err = e.base.Get(ctx, guard.Key); err == nil {
-				guard.Value = vs[0]
-			}
-		}
-		yield(engine.Pair{}, err)
-	}
-}
-
-// guardOf returns the guard of stored values that stands for one of what is encrypted.
-func (e *Engine) guardOf(st *state, g engine.Pair) (*engine.Pair, error) {
-	k, err := e.storedKey(st.set, g.Key)
-	if err != nil || g.Value == nil {
-		return &engine.Pair{Key: k}, err
-	}
-	v := st.recent.find(k, g.Value)
-	if v == nil {
-		if v, err = st.encrypt(k, g); err == nil {
-			st.recent.keep(k, g.Value, v)
-		}
-	}
-	return &engine.Pair{Key: k, Value: v}, err
 }
 
 // Vacuum implements engine.Engine.

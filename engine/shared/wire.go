@@ -17,7 +17,7 @@ import (
 // zero stands for nil.
 const (
 	opGet    = 'g' // keys; the reply has their values
-	opScan   = 's' // start, end, limit, whether there is a guard, its key and value; the reply says whether there is more, and has pairs
+	opScan   = 's' // start, end, limit, guards; the reply says whether there is more, and has pairs
 	opApply  = 'a' // whether the batch reclaims, guards, sets, deletes
 	opVacuum = 'v'
 	opMove   = 'm' // the URL of the engine, and its name without secrets; the reply has the numbers of a Moved
@@ -30,7 +30,7 @@ const (
 const (
 	greeting = "turnstone-shared %d %s %s %d %d %d %d" // protocolVersion, Driver.Name, the directory's identity, the fields of engine.Limits
 	// protocolVersion changes with the messages. Processes of different versions refuse each other.
-	protocolVersion = 2
+	protocolVersion = 3
 	// What a frame may have. A request has one batch, or the keys of one read; a reply may have the values of these keys.
 	maxRequest = 64 << 20
 	maxFrame   = 1 << 30
@@ -170,18 +170,11 @@ func (d *decoder) batch() *engine.Batch {
 
 func appendRange(to []byte, r engine.Range) []byte {
 	to = binary.AppendUvarint(appendBytes(appendBytes(to, r.Start), r.End), uint64(r.Limit))
-	if r.If == nil {
-		return appendFlag(to, false)
-	}
-	return appendBytes(appendBytes(appendFlag(to, true), r.If.Key), r.If.Value)
+	return appendPairs(to, r.Guards)
 }
 
 func (d *decoder) scope() engine.Range {
-	r := engine.Range{Start: d.bytes(), End: d.bytes(), Limit: int(d.number())}
-	if d.number() != 0 {
-		r.If = &engine.Pair{Key: d.bytes(), Value: d.bytes()}
-	}
-	return r
+	return engine.Range{Start: d.bytes(), End: d.bytes(), Limit: int(d.number()), Guards: d.pairs()}
 }
 
 // wireErrors are the errors that a reply tells apart. Their places are part of the protocol.

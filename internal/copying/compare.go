@@ -10,9 +10,10 @@ import (
 )
 
 // Compare reads the records of a range in the source and in the target side by side, and makes those of the target equal
-// to the source's. It leaves out what is about one database alone. each, if set, is called for every record of the
-// source. differ reports whether any record was another one.
-func (t *Target) Compare(ctx context.Context, source engine.Engine, r engine.Range, each func()) (differ bool, err error) {
+// to the source's. It leaves out what is about one database alone. each is called for every record of the source; an
+// error of it ends Compare. differ reports whether any record was another one.
+func (t *Target) Compare(ctx context.Context, source engine.Engine, r engine.Range, each func() error) (differ bool, err error) {
+	t.batch = engine.Batch{}
 	next, stop := iter.Pull2(t.records(ctx, t.Engine, r))
 	defer stop()
 	c := &comparing{target: t, next: next}
@@ -23,8 +24,8 @@ func (t *Target) Compare(ctx context.Context, source engine.Engine, r engine.Ran
 		if err != nil {
 			return c.differ, err
 		}
-		if each != nil {
-			each()
+		if err := each(); err != nil {
+			return c.differ, err
 		}
 		if err := c.deleteUpTo(ctx, p.Key); err != nil {
 			return c.differ, err
@@ -41,6 +42,7 @@ func (t *Target) Compare(ctx context.Context, source engine.Engine, r engine.Ran
 
 // CopyKeys makes the records of some keys in the target what they are in the source.
 func (t *Target) CopyKeys(ctx context.Context, source engine.Engine, ks [][]byte) error {
+	t.batch = engine.Batch{}
 	vs, err := source.Get(ctx, ks...)
 	if err != nil {
 		return err

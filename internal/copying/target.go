@@ -31,6 +31,7 @@ type Target struct {
 	Namespace string
 	Record    []byte       // the store record that the copy will have
 	Run       [16]byte     // of the note; random if it is zero
+	Move      bool         // the namespace is being moved: see head.CopyNote
 	Known     head.Formats // formats of store records that can be read
 
 	Standing   []byte        // the store record that the target has, or nil
@@ -77,7 +78,8 @@ func (t *Target) Read(ctx context.Context) (record []byte, err error) {
 }
 
 // Check reads the target, and reports whether it has the source's store, or a copy of it that was begun. If it has
-// anything else, the error is ErrOtherStore.
+// anything else, the error is ErrOtherStore. It is history.ErrConflict if a copy was begun there and not a move, or the
+// other way round: both would take the target for their own.
 func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err error) {
 	for {
 		record, err := t.Read(ctx)
@@ -88,6 +90,9 @@ func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err
 			s, err := head.DecodeStore(t.storeKey(), record, t.Known)
 			if err == nil && !s.Same(source) {
 				return true, fmt.Errorf("%w (namespace %q)", ErrOtherStore, t.Namespace)
+			}
+			if err == nil && t.Unfinished && t.Note.Move != t.Move {
+				return true, fmt.Errorf("%w: namespace %q is being copied there, or moved there from another database", history.ErrConflict, t.Namespace)
 			}
 			return true, codec.Corrupt(err, "store record of namespace %q in the copy", t.Namespace)
 		}
@@ -124,7 +129,7 @@ func (t *Target) Begin(ctx context.Context) error {
 	if t.ours {
 		return nil
 	}
-	next := head.CopyNote{Store: t.Record, Run: t.Run}
+	next := head.CopyNote{Store: t.Record, Run: t.Run, Move: t.Move}
 	if next.Run == [16]byte{} {
 		if _, err := rand.Read(next.Run[:]); err != nil {
 			return err
@@ -174,9 +179,9 @@ func (t *Target) Flush(ctx context.Context) error {
 	}
 	next := t.Note
 	next.Batch++
-	err := t.Apply(ctx, &t.batch, next)
+	b := t.batch
 	t.batch = engine.Batch{}
-	if err != nil {
+	if err := t.Apply(ctx, &b, next); err != nil {
 		return err
 	}
 	t.Written += written

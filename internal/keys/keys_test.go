@@ -32,7 +32,7 @@ func all() map[string][]byte {
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258, 2), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"), "k encryption": keys.EncryptionKey("golden"), "S scrub": space.Scrub(),
 		"M touched": keys.TouchedKey("golden", inc),
-		"V stale": space.Stale(inc), "K loose": space.Loose(b),
+		"V stale":   space.Stale(inc), "K loose": space.Loose(b),
 		"E erased": space.Erased(inc, id, [32]byte{0xdd}),
 		"R record": space.Record(inc, "todo/7"), "n listing": space.Listing("todo/7", inc),
 		"F feed": space.Feed(), "Q feed end": space.FeedEnd(), "c pending": space.Pending(1700000000000000000, inc, 2, 7), "q change": space.Change(inc, 258),

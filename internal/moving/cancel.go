@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/copying"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -16,34 +17,57 @@ func Cancel(ctx context.Context, o Options) error {
 	m := &mover{Options: o, key: keys.StoreKey(o.Of.Name)}
 	m.Progress = func(string, int) {}
 	ctx = engine.ForMaintenance(ctx)
+	if err := m.stay(ctx); err != nil {
+		return err
+	}
+	guard := []engine.Pair{{Key: m.key, Value: m.record}}
+	_, err := remove(ctx, m.From, keys.TouchedRange(o.Of.Name), guard, m.Progress)
+	if err == nil && o.To != nil {
+		err = m.discard(ctx)
+	}
+	if errors.Is(err, engine.ErrConflict) {
+		return m.begunAnew()
+	}
+	return err
+}
+
+func (m *mover) begunAnew() error {
+	return fmt.Errorf("%w: another move of namespace %q has begun", history.ErrConflict, m.Of.Name)
+}
+
+// stay takes the move out of the store record of the source.
+func (m *mover) stay(ctx context.Context) error {
 	for {
 		m.store = head.Store{}
 		if err := m.look(ctx); err != nil {
 			return err
 		}
-		if m.store.Move.Phase == head.Moved {
-			return &engine.MovedError{Path: fmt.Sprintf("namespace %q", o.Of.Name), To: m.store.Move.To}
-		}
-		if m.store.Move.Phase == head.NotMoving {
-			break
+		switch m.store.Move.Phase {
+		case head.Moved:
+			return &engine.MovedError{Path: fmt.Sprintf("namespace %q", m.Of.Name), To: m.store.Move.To}
+		case head.NotMoving:
+			return nil
 		}
 		next := m.store
-		next.Move = head.Move{}
+		next.Move, next.Moves = head.Move{}, m.store.Moves+1
 		if err := m.set(ctx, next); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
-	if _, err := remove(ctx, m.From, keys.TouchedRange(o.Of.Name), engine.Pair{Key: m.key, Value: m.record}, m.Progress); err != nil || o.To == nil {
-		return err
-	}
-	return m.discard(ctx)
 }
 
-// discard removes a copy that is not finished.
+// discard removes a copy whose move was given up. The note of the copy is read before the store record of the source: if
+// that has no move then, the note is that of a move that was given up, and it is taken over only as it was read.
 func (m *mover) discard(ctx context.Context) error {
-	m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: m.record}
+	m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: m.record, Move: true}
 	if _, err := m.target.Check(ctx, &m.store); err != nil || !m.target.Unfinished {
 		return err
+	}
+	if err := m.look(ctx); err != nil {
+		return err
+	}
+	if m.store.Move.Phase != head.NotMoving {
+		return m.begunAnew()
 	}
 	return m.target.Discard(ctx)
 }

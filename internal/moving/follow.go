@@ -71,8 +71,12 @@ func arrive(ctx context.Context, e engine.Engine, of Namespace, s *head.Store) (
 			return nil, err
 		}
 		if note.Run != s.Move.Run || len(note.Store) == 0 {
-			if vs[0] == nil {
-				return nil, fmt.Errorf("%w there: is it the database of that name?", damage.ErrMissing)
+			there, err := decode(of, vs[0])
+			if err == nil && there.Moves <= s.Moves { // It is older than the move.
+				err = damage.ErrMissing
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%w: is it the database of that name?", err)
 			}
 			return vs[0], nil
 		}

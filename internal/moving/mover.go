@@ -2,10 +2,12 @@ package moving
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -24,7 +26,7 @@ type Report struct {
 	Deleted int           // that only the other database had
 	Changes int           // batches that were applied meanwhile
 	Removed int           // records that were removed from the database that the namespace has left
-	Paused  time.Duration // how long batches waited at the end
+	Paused  time.Duration // how long batches waited, in all
 }
 
 // Options say what to move.
@@ -32,6 +34,9 @@ type Options struct {
 	From, To engine.Engine
 	Name     string // of the other database
 	Of       Namespace
+	// Pause is how long batches wait at most before the move changes the database; zero stands for DefaultPause. Mostly
+	// they wait some milliseconds.
+	Pause time.Duration
 	// Progress, if set, is called with the phase and how far it has got: "copy" and "check" count records that were
 	// compared, "changes" counts batches that were applied meanwhile, and "remove" records that were removed.
 	Progress func(phase string, done int)
@@ -40,11 +45,14 @@ type Options struct {
 const (
 	// A pause begins when so few batches, at most, have been applied since the last look, or after so many looks.
 	fewChanges, mostLooks = 64, 50
-	// drainFor is how long a pause may take. It is shorter than the patience of those who wait.
-	drainFor = 3 * time.Second
 	// mostPauses is how often one call of Move makes batches wait.
 	mostPauses = 10
+	// DefaultPause is that of Options.
+	DefaultPause = 5 * time.Second
 )
+
+// errLate: batches should not wait longer.
+var errLate = errors.New("the pause is over")
 
 // A mover is one call of Move.
 type mover struct {
@@ -61,7 +69,7 @@ type mover struct {
 // being moved elsewhere, if another call has taken over or given up, or if batches are too many.
 func Move(ctx context.Context, o Options) (*Report, error) {
 	m := &mover{Options: o, key: keys.StoreKey(o.Of.Name)}
-	if m.Progress == nil {
+	if m.Pause = cmp.Or(m.Pause, DefaultPause); m.Progress == nil {
 		m.Progress = func(string, int) {}
 	}
 	err := m.move(engine.ForMaintenance(ctx))
@@ -82,7 +90,7 @@ func (m *mover) move(ctx context.Context) error {
 		}
 	}
 	if _, err := arrive(ctx, m.To, m.Of, &m.store); err != nil {
-		return err
+		return fmt.Errorf("database %q: %w", m.Name, err)
 	}
 	return m.clear(ctx)
 }
@@ -144,11 +152,11 @@ func (m *mover) begin(ctx context.Context) error {
 			return nil
 		}
 		next := m.store
-		next.Move = head.Move{Phase: head.Copying, To: m.Name, Pauses: move.Pauses}
+		next.Move = head.Move{Phase: head.Copying, To: m.Name, Pauses: move.Pauses, Wait: uint64(m.Pause)}
 		_, _ = rand.Read(next.Move.Run[:]) // It never fails.
 		there := m.store
 		there.Move, there.Moves = head.Move{}, m.store.Moves+1
-		m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: there.Encode(m.key), Run: next.Move.Run}
+		m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: there.Encode(m.key), Run: next.Move.Run, Move: true}
 		if found, err := m.target.Check(ctx, &m.store); err != nil {
 			return err
 		} else if found && !m.target.Unfinished && !m.target.Left {
@@ -167,10 +175,11 @@ func (m *mover) copy(ctx context.Context) error {
 	}
 	for _, phase := range []string{"copy", "check"} {
 		done := 0
-		_, err := m.target.Compare(ctx, m.From, engine.PrefixRange(keys.Prefix(m.Of.Name)), func() {
+		_, err := m.target.Compare(ctx, m.From, engine.PrefixRange(keys.Prefix(m.Of.Name)), func() error {
 			if done++; done%1000 == 0 {
 				m.Progress(phase, done)
 			}
+			return nil
 		})
 		if err != nil {
 			return err
@@ -179,7 +188,7 @@ func (m *mover) copy(ctx context.Context) error {
 		m.Progress(phase, done)
 	}
 	for range mostLooks {
-		switch n, err := m.drain(ctx); {
+		switch n, err := m.drain(ctx, time.Time{}); {
 		case errors.Is(err, engine.ErrConflict):
 			if err := m.look(ctx); err != nil {
 				return err
@@ -195,13 +204,10 @@ func (m *mover) copy(ctx context.Context) error {
 func (m *mover) change(ctx context.Context) error {
 	for range mostPauses {
 		begun := time.Now()
-		done, err := m.pause(ctx)
-		if err != nil && !errors.Is(err, engine.ErrConflict) {
+		err := m.pause(ctx)
+		m.report.Paused += time.Since(begun)
+		if err == nil || !errors.Is(err, engine.ErrConflict) && !errors.Is(err, errLate) {
 			return err
-		}
-		m.report.Paused = time.Since(begun)
-		if done {
-			return nil
 		}
 		if err := m.look(ctx); err != nil { // Those who wait have ended the pause.
 			return err
@@ -213,88 +219,63 @@ func (m *mover) change(ctx context.Context) error {
 				return err
 			}
 		}
-		if _, err := m.drain(ctx); err != nil && !errors.Is(err, engine.ErrConflict) {
+		if _, err := m.drain(ctx, time.Time{}); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: in %d pauses of %v the last changes of namespace %q could not be copied: move it when less is written", history.ErrConflict, mostPauses, drainFor, m.Of.Name)
+	return fmt.Errorf("%w: in %d pauses of up to %v the last changes of namespace %q could not be copied: move it when less is written, or with a longer pause", history.ErrConflict, mostPauses, m.Pause, m.Of.Name)
 }
 
-// pause makes batches wait, copies the last changes, and reports whether the namespace has moved then.
-func (m *mover) pause(ctx context.Context) (done bool, err error) {
+// pause makes batches wait, copies the last changes, and makes the change that moves the namespace. The error is errLate
+// if that takes more than half of the time for which batches wait, and engine.ErrConflict if those have ended the pause.
+func (m *mover) pause(ctx context.Context) error {
 	next := m.store
 	next.Move.Phase = head.Paused
 	next.Move.Pauses++
 	if err := m.set(ctx, next); err != nil {
-		return false, err
+		return err
 	}
-	soon, cancel := context.WithTimeout(ctx, drainFor)
-	defer cancel()
-	for {
-		n, err := m.drain(soon)
-		if soon.Err() != nil && ctx.Err() == nil {
-			return false, nil
-		}
+	for end := time.Now().Add(m.Pause / 2); ; {
+		n, err := m.drain(ctx, end)
 		if err != nil {
-			return false, err
+			return err
 		}
 		if n == 0 {
 			break
 		}
 	}
 	next.Move.Phase = head.Moved
-	err = m.set(ctx, next)
-	return err == nil, err
+	return m.set(ctx, next)
 }
 
 // drain copies what some batches have changed, and removes their notes. It returns how many there were. The notes of
-// batches that are applied meanwhile stay for the next call.
-func (m *mover) drain(ctx context.Context) (changes int, err error) {
-	const atOnce, keysAtOnce = 1000, 32
-	r := keys.TouchedRange(m.Of.Name)
-	r.Limit = atOnce
-	prefix := keys.Prefix(m.Of.Name)
-	whole, begins := map[string]bool{}, map[string]bool{}
-	done := engine.Batch{Guards: []engine.Pair{{Key: m.key, Value: m.record}}, Reclaim: true}
-	for p, err := range m.From.Scan(ctx, r) {
-		if err != nil {
-			return 0, err
+// batches that are applied meanwhile stay for the next call. If end is set and has come, drain stops with errLate.
+func (m *mover) drain(ctx context.Context, end time.Time) (changes int, err error) {
+	const keysAtOnce = 32
+	late := func() error {
+		if !end.IsZero() && time.Now().After(end) {
+			return errLate
 		}
-		note, err := head.DecodeTouched(p.Key, p.Value)
-		if err != nil {
-			return 0, codec.Corrupt(err, "note of a change, at key %x", p.Key)
-		}
-		for _, k := range note.Keys {
-			key := string(prefix) + string(k)
-			if note.Width > 0 {
-				begins[key] = true
-			} else {
-				whole[key] = true
-			}
-		}
-		done.Delete(bytes.Clone(p.Key))
+		return nil
 	}
-	if len(done.Deletes) == 0 {
-		return 0, nil
-	}
-	var some [][]byte
-	for key := range whole {
-		if some = append(some, []byte(key)); len(some) == keysAtOnce {
-			if err := m.target.CopyKeys(ctx, m.From, some); err != nil {
-				return 0, err
-			}
-			some = nil
-		}
-	}
-	if err := m.target.CopyKeys(ctx, m.From, some); err != nil {
+	whole, begins, done, err := m.notes(ctx)
+	if err != nil || len(done.Deletes) == 0 {
 		return 0, err
 	}
-	for key := range begins {
-		if _, err := m.target.Compare(ctx, m.From, engine.PrefixRange([]byte(key)), nil); err != nil {
+	for some := range slices.Chunk(whole, keysAtOnce) {
+		if err := late(); err != nil {
+			return 0, err
+		}
+		if err := m.target.CopyKeys(ctx, m.From, some); err != nil {
 			return 0, err
 		}
 	}
-	if _, err := engine.ApplyUntilKnown(ctx, m.From, &done); err != nil {
+	for _, begin := range begins {
+		if _, err := m.target.Compare(ctx, m.From, engine.PrefixRange(begin), late); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := engine.ApplyUntilKnown(ctx, m.From, done); err != nil {
 		return 0, err
 	}
 	m.report.Changes += len(done.Deletes)
@@ -302,42 +283,34 @@ func (m *mover) drain(ctx context.Context) (changes int, err error) {
 	return len(done.Deletes), nil
 }
 
-// clear removes what the database that the namespace has left still has of it, but for the store record.
-func (m *mover) clear(ctx context.Context) (err error) {
-	m.report.Removed, err = remove(ctx, m.From, engine.PrefixRange(keys.Prefix(m.Of.Name)), engine.Pair{Key: m.key, Value: m.record}, m.Progress)
-	return err
-}
-
-// remove removes the records of a range but that of guard, which each batch guards.
-func remove(ctx context.Context, e engine.Engine, r engine.Range, guard engine.Pair, progress func(phase string, done int)) (removed int, err error) {
-	const atOnce = 1000
-	b := engine.Batch{}
-	flush := func() error {
-		if len(b.Deletes) == 0 {
-			return nil
-		}
-		b.Reclaim = true
-		b.Guard(guard.Key, guard.Value)
-		if _, err := engine.ApplyUntilKnown(ctx, e, &b); err != nil {
-			return err
-		}
-		removed += len(b.Deletes)
-		progress("remove", removed)
-		b = engine.Batch{}
-		return nil
-	}
-	for p, err := range e.Scan(ctx, r) {
+// notes reads some notes of changes. It returns the keys that they have, what others begin with, and the batch that
+// removes the notes.
+func (m *mover) notes(ctx context.Context) (whole, begins [][]byte, done *engine.Batch, err error) {
+	r := keys.TouchedRange(m.Of.Name)
+	r.Limit = 1000
+	prefix := keys.Prefix(m.Of.Name)
+	done = &engine.Batch{Guards: []engine.Pair{{Key: m.key, Value: m.record}}, Reclaim: true}
+	for p, err := range m.From.Scan(ctx, r) {
 		if err != nil {
-			return removed, err
+			return nil, nil, nil, err
 		}
-		if bytes.Equal(p.Key, guard.Key) {
-			continue
+		note, err := head.DecodeTouched(p.Key, p.Value)
+		if err != nil {
+			return nil, nil, nil, codec.Corrupt(err, "note of a change, at key %x", p.Key)
 		}
-		if b.Delete(bytes.Clone(p.Key)); len(b.Deletes) == atOnce {
-			if err := flush(); err != nil {
-				return removed, err
+		for _, k := range note.Keys {
+			k = append(slices.Clip(prefix), k...)
+			if note.Width > 0 {
+				begins = append(begins, k)
+			} else {
+				whole = append(whole, k)
 			}
 		}
+		done.Delete(bytes.Clone(p.Key))
 	}
-	return removed, flush()
+	sorted := func(ks [][]byte) [][]byte {
+		slices.SortFunc(ks, bytes.Compare)
+		return slices.CompactFunc(ks, bytes.Equal)
+	}
+	return sorted(whole), sorted(begins), done, nil
 }

@@ -14,17 +14,15 @@
 //	moving.go   the Engine of a store, which follows its namespace; scan.go has its scans
 //	follow.go   finds the database that a namespace is in
 //	touched.go  what a batch notes
-//	mover.go    the mover; cancel.go gives up
+//	mover.go    the mover; remove.go removes what it has left behind, cancel.go gives up
 package moving
 
 import (
-	"cmp"
 	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,17 +42,14 @@ type Namespace struct {
 	Name  string
 	Known head.Formats // formats of store records that can be read
 	Open  Opener       // nil if there are no other databases
-	// Patience is how long batches wait for a mover. After that, it is taken for dead. Zero stands for 5 seconds.
-	Patience time.Duration
 }
 
 // An Engine is the database that a namespace is in. It goes on with another one when the namespace has moved there.
 type Engine struct {
-	of  Namespace
-	key []byte // of the store record
-	at  atomic.Pointer[place]
-
-	mu sync.Mutex // held while at is changed
+	of      Namespace
+	key     []byte // of the store record
+	at      atomic.Pointer[place]
+	looking chan struct{} // holds one element while a call looks, and may change at
 }
 
 // A place is a database, with the store record that was read there last.
@@ -69,7 +64,7 @@ type place struct {
 
 // New returns an Engine for a namespace that is in e and has a store record. Closing the Engine closes e.
 func New(e engine.Engine, of Namespace, record head.Store) *Engine {
-	m := &Engine{of: of, key: keys.StoreKey(of.Name)}
+	m := &Engine{of: of, key: keys.StoreKey(of.Name), looking: make(chan struct{}, 1)}
 	m.at.Store(newPlace(e, record.Encode(m.key), record))
 	return m
 }
@@ -106,8 +101,12 @@ func decode(of Namespace, record []byte) (s head.Store, err error) {
 
 // look reads the store record again, if no other call has done so since the caller has read was.
 func (m *Engine) look(ctx context.Context, was *place) (*place, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	select {
+	case m.looking <- struct{}{}:
+		defer func() { <-m.looking }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	if now := m.at.Load(); now != was {
 		return now, nil
 	}
@@ -143,9 +142,6 @@ func (m *Engine) here(p *place, record []byte) (bool, error) {
 // Get implements engine.Engine.
 func (m *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	p := m.at.Load()
-	if p == nil {
-		return nil, engine.ErrClosed
-	}
 	if len(ks) == 0 {
 		return p.engine.Get(ctx)
 	}
@@ -169,34 +165,30 @@ func (m *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 
 // Apply implements engine.Engine. While the namespace is paused it waits.
 func (m *Engine) Apply(ctx context.Context, b *engine.Batch) error {
-	p := m.at.Load()
-	if p == nil {
-		return engine.ErrClosed
-	}
 	if err := b.Check(m.Limits()); err != nil {
 		return err
 	}
-	for {
+	for p := m.at.Load(); ; {
+		var err error
 		if p.store.Move.Phase == head.Paused {
-			var err error
 			if p, err = m.wait(ctx, p); err != nil {
 				return err
 			}
 			continue
 		}
-		err := p.engine.Apply(ctx, m.batch(p, b))
+		err = p.engine.Apply(ctx, m.batch(p, b))
 		var c *engine.ConflictError
 		if !errors.As(err, &c) || !bytes.Equal(c.Key, m.key) {
 			return err
 		}
-		now, err := m.look(ctx, p)
-		if err != nil {
+		was := p
+		if p, err = m.look(ctx, p); err != nil {
 			return err
 		}
-		if now == p { // A guard of the caller's on the store record does not hold.
+		own := slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, m.key) && !g.Holds(p.record) })
+		if p == was && own {
 			return c
 		}
-		p = now
 	}
 }
 
@@ -218,15 +210,19 @@ func (m *Engine) batch(p *place, b *engine.Batch) *engine.Batch {
 // lookEvery is how often those who wait look.
 const lookEvery = 5 * time.Millisecond
 
-// wait waits a moment, while batches are to wait, and reads the store record again. After its patience it ends the pause.
+// wait waits a moment, while batches are to wait, and reads the store record again. When batches have waited long enough
+// the mover is taken for dead, and wait ends the pause.
 func (m *Engine) wait(ctx context.Context, p *place) (*place, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-time.After(lookEvery):
 	}
+	if now := m.at.Load(); now != p || len(m.looking) > 0 { // Somebody else has looked, or does.
+		return now, nil
+	}
 	now, err := m.look(ctx, p)
-	if err != nil || now != p || time.Since(p.since) < cmp.Or(m.of.Patience, 5*time.Second) {
+	if err != nil || now != p || time.Since(p.since) < time.Duration(p.store.Move.Wait) {
 		return now, err
 	}
 	next := p.store
@@ -240,41 +236,23 @@ func (m *Engine) wait(ctx context.Context, p *place) (*place, error) {
 }
 
 // Vacuum implements engine.Engine.
-func (m *Engine) Vacuum(ctx context.Context) error {
-	p := m.at.Load()
-	if p == nil {
-		return engine.ErrClosed
-	}
-	return p.engine.Vacuum(ctx)
-}
+func (m *Engine) Vacuum(ctx context.Context) error { return m.at.Load().engine.Vacuum(ctx) }
 
 // Limits implements engine.Engine: a batch gets a guard and, while the namespace is copied, a note.
 func (m *Engine) Limits() engine.Limits {
-	p := m.at.Load()
-	if p == nil {
-		return engine.Limits{}
-	}
-	l := p.engine.Limits()
+	l := m.at.Load().engine.Limits()
 	l.BatchOps--
 	l.BatchBytes -= noteBytes
 	return l
 }
 
 // Close implements engine.Engine.
-func (m *Engine) Close() error {
-	p := m.at.Load()
-	if p == nil {
-		return nil
-	}
-	return p.engine.Close()
-}
+func (m *Engine) Close() error { return m.at.Load().engine.Close() }
 
 // Notify implements engine.Notifier. It does nothing if the database can't notify.
 func (m *Engine) Notify(topic string) {
-	if p := m.at.Load(); p != nil {
-		if n, ok := p.engine.(engine.Notifier); ok {
-			n.Notify(topic)
-		}
+	if n, ok := m.at.Load().engine.(engine.Notifier); ok {
+		n.Notify(topic)
 	}
 }
 
@@ -282,9 +260,6 @@ func (m *Engine) Notify(topic string) {
 func (m *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 	for {
 		p := m.at.Load()
-		if p == nil {
-			return engine.ErrClosed
-		}
 		if err := p.listen(ctx, heard); p.stays.Err() == nil {
 			return err
 		}

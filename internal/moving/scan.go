@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -12,25 +13,27 @@ import (
 // Scan implements engine.Engine. Each page is read where the store record says that the namespace is there.
 func (m *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		err := error(engine.ErrClosed)
-		p := m.at.Load()
-		for more := p != nil; more; {
-			if more, err = m.scan(ctx, p, &r, yield); more {
+		rest, p := r, m.at.Load()
+		for {
+			changed, err := m.scan(ctx, p, &rest, yield)
+			if changed {
 				p, err = m.look(ctx, p)
-				more = err == nil
 			}
-		}
-		if err != nil {
-			yield(engine.Pair{}, err)
+			if err != nil {
+				yield(engine.Pair{}, err)
+			}
+			if err != nil || !changed {
+				return
+			}
 		}
 	}
 }
 
-// scan yields the pairs of r, and makes r the range of those that are left. It reports true if the store record is
+// scan yields the pairs of rest, and makes rest the range of those that are left. It reports true if the store record is
 // another one now.
-func (m *Engine) scan(ctx context.Context, p *place, r *engine.Range, yield func(engine.Pair, error) bool) (changed bool, err error) {
-	of := *r
-	of.If = &engine.Pair{Key: m.key, Value: p.record}
+func (m *Engine) scan(ctx context.Context, p *place, rest *engine.Range, yield func(engine.Pair, error) bool) (changed bool, err error) {
+	of := *rest
+	of.Guards = append([]engine.Pair{{Key: m.key, Value: p.record}}, slices.Clip(rest.Guards)...)
 	for pair, err := range p.engine.Scan(ctx, of) {
 		var c *engine.ConflictError
 		if errors.As(err, &c) && bytes.Equal(c.Key, m.key) {
@@ -42,9 +45,9 @@ func (m *Engine) scan(ctx context.Context, p *place, r *engine.Range, yield func
 		if !yield(pair, nil) {
 			return false, nil
 		}
-		r.Start = engine.Successor(pair.Key)
-		if r.Limit > 0 {
-			if r.Limit--; r.Limit == 0 {
+		rest.Start = engine.Successor(pair.Key)
+		if rest.Limit > 0 {
+			if rest.Limit--; rest.Limit == 0 {
 				return false, nil
 			}
 		}

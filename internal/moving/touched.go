@@ -11,7 +11,7 @@ import (
 
 const (
 	// noteBytes bounds the key and the value of a note.
-	noteBytes = 8 << 10
+	noteBytes = 64 << 10
 	// noteRoom is what a note has for keys. Each takes two more bytes at most.
 	noteRoom = noteBytes - 64
 )

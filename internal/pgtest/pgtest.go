@@ -365,6 +365,9 @@ func (s *Server) URL(database string) string {
 	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=postgres", database, s.dir, s.port)
 }
 
+// Pid returns the process id of the server's first process, which is the parent of the others.
+func (s *Server) Pid() int { return s.cmd.Process.Pid }
+
 // Kill ends the server at once, as a crash does: SIGKILL to all its processes.
 func (s *Server) Kill() error {
 	pid := s.cmd.Process.Pid

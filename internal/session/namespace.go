@@ -37,7 +37,7 @@ var (
 type Namespace struct {
 	Name      string       // of the namespace
 	MustExist bool         // an empty namespace is ErrStoreNotFound
-	Upgrade   bool         // raise the format of the store to the newest known one
+	Upgrade   bool         // raise the format of the store to the newest known one, unless it is being moved
 	Known     head.Formats // formats of stores that can be opened
 	Random    func([]byte) // makes the identity and the secret of a new store
 }
@@ -67,11 +67,8 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 			if rec.Move.Phase == head.Moved {
 				return &engine.MovedError{Path: fmt.Sprintf("namespace %q", name), To: rec.Move.To}
 			}
-			if !r.Upgrade || rec.Format == r.Known.Newest {
-				return nil
-			}
-			if rec.Move.Phase != head.NotMoving {
-				return fmt.Errorf("%w: namespace %q is being moved to database %q: raise its format afterwards", history.ErrConflict, name, rec.Move.To)
+			if !r.Upgrade || rec.Format == r.Known.Newest || rec.Move.Phase != head.NotMoving {
+				return nil // The other database gets the format that the store had when its move began.
 			}
 			rec.Format = r.Known.Newest
 			return c.Apply(ctx, &engine.Batch{

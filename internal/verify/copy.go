@@ -101,10 +101,11 @@ func (c *copier) copy(ctx context.Context) error {
 // and gives it its store record. done is true if the copy then has what the source has.
 func (c *copier) pass(ctx context.Context) (done bool, err error) {
 	c.report.Records = 1 // the store record
-	differ, err := c.target.Compare(ctx, c.From, c.space, func() {
+	differ, err := c.target.Compare(ctx, c.From, c.space, func() error {
 		if c.report.Records++; c.report.Records%1000 == 0 {
 			c.Progress("records", c.report.Records)
 		}
+		return nil
 	})
 	if err != nil || differ {
 		return false, err
