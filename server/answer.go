@@ -20,6 +20,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	if w.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
+	if w.unread && p.Status != http.StatusUnauthorized {
+		s.skim(&request{Request: r, w: w})
+	}
 	if w.unread {
 		w.Header().Set("Connection", "close") // Otherwise http.Server reads the rest first, however long that takes.
 	}
@@ -30,6 +33,20 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	send(w, p.Status, wire.Problem, p)
+}
+
+// skim reads what is left of a body that was refused, if it is small. Who sends to a connection that is closed may not get
+// the answer. Who waits to be told to send, and was not, does not send.
+func (s *Server) skim(r *request) {
+	const most = 4 << 20
+	if r.w.body == nil && r.Header.Get("Expect") != "" || r.ContentLength > most {
+		return
+	}
+	body := r.w.body
+	if body == nil {
+		body = s.body(r)
+	}
+	_, _ = io.CopyN(io.Discard, body, most+1) // It also reads the end.
 }
 
 // send answers with a message.
@@ -61,7 +78,8 @@ type answer struct {
 	http.ResponseWriter
 	rc       *http.ResponseController
 	patience time.Duration
-	unread   bool // the request has a body that was not read to its end
+	unread   bool      // the request has a body that was not read to its end
+	body     io.Reader // the body, if somebody has begun to read it
 	status   int
 	problem  string
 }
@@ -94,7 +112,7 @@ const slowest = 64 << 10
 // longer for the whole body.
 func (s *Server) body(r *request) io.Reader {
 	begun, n := time.Now(), int64(0)
-	return readerFunc(func(b []byte) (int, error) {
+	r.w.body = readerFunc(func(b []byte) (int, error) {
 		late := begun.Add(s.o.Patience + time.Duration(n/slowest)*time.Second)
 		_ = r.w.rc.SetReadDeadline(earlier(late, time.Now().Add(s.o.Patience)))
 		k, err := r.Body.Read(b)
@@ -105,6 +123,7 @@ func (s *Server) body(r *request) io.Reader {
 		}
 		return k, err
 	})
+	return r.w.body
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -112,4 +113,45 @@ func TestSV8_WhoTakesNothingIsCutOff(t *testing.T) {
 	fmt.Fprintf(c, "POST /v1/checkpoint HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	time.Sleep(20 * time.Millisecond)
 	testkit.Until(t, "the request ends", func() bool { return h.ask("POST", "/v1/list", "{}").status == 200 })
+}
+
+// Who is sending a piece of an upload that is gone gets the answer.
+func TestSV8_WhoIsSendingGetsTheAnswer(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	h.post("create", `{"id":"s"}`)
+	const upload = "/v1/attachment?session=s&upload=0123456789abcdef0123456789abcdef"
+	piece := make([]byte, 4<<20)
+	rand.NewChaCha8([32]byte{1}).Read(piece)
+	offset := 0
+	put := func() reply {
+		a := h.ask("PUT", fmt.Sprintf("%s&offset=%d&more=1", upload, offset), string(piece))
+		offset += len(piece)
+		return a
+	}
+	if a := put(); a.status != 200 {
+		t.Fatalf("%+v", a)
+	}
+	h.post("delete", `{"session":"s"}`)
+	for range 40 { // The store finds out when it has enough to store.
+		if a := put(); a.status == 410 {
+			break
+		}
+	}
+	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	offset -= len(piece)
+	fmt.Fprintf(c, "PUT %s&offset=%d&more=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", upload, offset, 3<<20)
+	for range 3 {
+		if _, err := c.Write(piece[:1<<20]); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(700 * time.Millisecond) // longer than net/http waits before it resets a connection
+	}
+	answer, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil || !strings.Contains(answer, "409") {
+		t.Errorf("%q, %v", answer, err)
+	}
 }
