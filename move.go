@@ -17,8 +17,9 @@ type MoveOptions struct {
 	Namespace string // as in Options; others of the database stay
 	// To is the name of the database that the namespace moves to. Stores give it to their Options.Database.
 	To string
-	// Pause is how long commits wait at most, before the namespace is in the other database: mostly it is some
-	// milliseconds. When it has passed, Move has died or is too slow, and commits go on. Default 5 seconds.
+	// Pause is how long commits wait at most at a time, before the namespace is in the other database: mostly it is some
+	// milliseconds. If Move does not end within half of it, commits go on, and Move tries again, ten times at most. If
+	// Move has died, commits wait for all of it. Default 5 seconds.
 	Pause time.Duration
 	// Progress, if set, is called from the calling goroutine. Phases are "copy" and "check", which count records that
 	// were compared, "changes", which counts batches that were applied meanwhile, and "remove", which counts records
@@ -99,7 +100,8 @@ func Move(ctx context.Context, from, to engine.Engine, o MoveOptions) (*MoveRepo
 }
 
 // CancelMove gives up a move: the namespace stays where it is. It removes what the other database has of it, also if an
-// earlier call was cut off. If that database is lost, to is nil. MoveOptions.To may be empty. If the namespace has moved already, the error is an *engine.MovedError.
+// earlier call was cut off. If that database is lost, to is nil. MoveOptions.To may be empty. If the namespace has moved
+// already, the error is an *engine.MovedError.
 func CancelMove(ctx context.Context, from, to engine.Engine, o MoveOptions) error {
 	o.To = cmp.Or(o.To, "any")
 	if err := o.check(ctx, from); err != nil {

@@ -28,11 +28,14 @@ type Store struct {
 
 // A Move says how far the move of a namespace to another database has come, in the database that it is moved from.
 type Move struct {
-	Phase  MovePhase
+	Phase MovePhase
+	// From is random. It stands for the database that the namespace is moved from: a copy of the store in another one,
+	// with the same records, has another From. It stays when a move is given up.
+	From   [16]byte
 	To     string   // the name of the other database
 	Run    [16]byte // random: who moves the namespace
 	Pauses uint64   // how often batches were made to wait
-	Wait   uint64   // nanoseconds that batches wait at most
+	Wait   uint64   // nanoseconds that batches wait at most in one pause
 }
 
 // A MovePhase is a phase of a move.
@@ -56,8 +59,8 @@ func (s *Store) Encode(key []byte) []byte {
 	var e codec.Encoder
 	fields := 7
 	switch {
-	case s.Move.Phase != NotMoving:
-		fields = 13
+	case s.Move != Move{}:
+		fields = 14
 	case s.Moves > 0:
 		fields = 8
 	}
@@ -74,6 +77,7 @@ func (s *Store) Encode(key []byte) []byte {
 	}
 	if fields > 8 {
 		e.Uint(uint64(s.Move.Phase))
+		e.Bytes(s.Move.From[:])
 		e.Text(s.Move.To)
 		e.Bytes(s.Move.Run[:])
 		e.Uint(s.Move.Pauses)
@@ -95,7 +99,7 @@ func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
 	if want := min(max(s.Format, known.Oldest), known.Newest); s.Format != want && d.Err() == nil {
 		return s, &damage.FormatError{Have: s.Format, Want: want}
 	}
-	if n != 7 && n != 8 && n != 13 {
+	if n != 7 && n != 8 && n != 14 {
 		d.Fail("store record of %d fields", n)
 	}
 	d.Fixed(s.ID[:])
@@ -109,11 +113,12 @@ func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
 	}
 	if n > 8 {
 		s.Move.Phase = MovePhase(d.Uint())
+		d.Fixed(s.Move.From[:])
 		s.Move.To = d.Text()
 		d.Fixed(s.Move.Run[:])
 		s.Move.Pauses = d.Uint()
 		s.Move.Wait = d.Uint()
-		if s.Move.Phase < Copying || s.Move.Phase > Moved {
+		if s.Move.Phase > Moved || s.Move == (Move{}) {
 			d.Fail("phase %d of a move", s.Move.Phase)
 		}
 	}
@@ -171,15 +176,16 @@ type CopyNote struct {
 	// whole. The record itself is missing until then, so that nobody opens the copy.
 	Store []byte
 	Heads [codec.HashSize]byte // of a whole copy: the digest of its heads
-	// Move says that a namespace is being moved here. Run is that of the Move then, until somebody gives up the move.
-	Move bool
+	// From is that of the Move if the namespace is being moved here, and zero if it is copied. Run is that of the Move
+	// then, until somebody gives up the move.
+	From [16]byte
 }
 
 // Encode returns the record for key.
 func (n *CopyNote) Encode(key []byte) []byte {
 	var e codec.Encoder
 	fields := 4
-	if n.Move {
+	if n.From != [16]byte{} {
 		fields = 5
 	}
 	e.Array(fields)
@@ -187,8 +193,8 @@ func (n *CopyNote) Encode(key []byte) []byte {
 	e.Uint(n.Batch)
 	e.Bytes(n.Store)
 	e.Bytes(n.Heads[:])
-	if n.Move {
-		e.Bool(true)
+	if fields == 5 {
+		e.Bytes(n.From[:])
 	}
 	return codec.Encode(key, keys.Copying, e.B)
 }
@@ -209,8 +215,8 @@ func DecodeCopyNote(key, value []byte) (n CopyNote, err error) {
 	n.Store = d.Bytes()
 	d.Fixed(n.Heads[:])
 	if fields == 5 {
-		if n.Move = d.Bool(); !n.Move {
-			d.Fail("no move")
+		if d.Fixed(n.From[:]); n.From == [16]byte{} {
+			d.Fail("no database")
 		}
 	}
 	return n, d.Done()

@@ -545,7 +545,7 @@ func until(n int, op func(a, b engine.Engine) error, a, b engine.Engine) *ending
 	e := &ending{until: n, reached: make(chan struct{}), goOn: make(chan struct{}), ended: make(chan struct{})}
 	reached := sync.OnceFunc(func() { close(e.reached) })
 	watch := func(of engine.Engine) engine.Engine {
-		return &enginetest.Faulty{Engine: of, Done: nil, Plan: func(enginetest.Call) enginetest.Fault {
+		return &enginetest.Faulty{Engine: of, Plan: func(enginetest.Call) enginetest.Fault {
 			if e.calls++; e.calls == n {
 				reached()
 				<-e.goOn
@@ -634,6 +634,99 @@ func TestMV9_MovesThatGetInEachOthersWayLoseNothing(t *testing.T) {
 	t.Logf("%d runs", runs)
 }
 
+// recordSet reports whether a call sets the store record.
+func recordSet(c enginetest.Call) bool {
+	return c.Apply > 0 && len(c.Batch.Sets) == 1 && bytes.Equal(c.Batch.Sets[0].Key, keys.StoreKey(""))
+}
+
+// A copy of the store, in a third database, can neither take over what is moved to the other one nor give it up.
+func TestMV9_ACopyOfTheStoreDoesNotMeddle(t *testing.T) {
+	for n := 1; n <= 3; n++ { // before it is copied, paused, and moved; and before the target gets its store record
+		for _, cancel := range []bool{false, true} {
+			d := databases{"a": memory.New(), "b": memory.New(), "copy": memory.New()}
+			st := openStore(t, d["a"], d.options())
+			s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+			if _, err := turnstone.Copy(ctx, d["a"], d["copy"], turnstone.CopyOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			commitBeside(t, s)
+			sets := 0
+			watch := func(e engine.Engine) engine.Engine {
+				return &enginetest.Faulty{Engine: e, Done: func(c enginetest.Call, _ error) {
+					if !recordSet(c) {
+						return
+					}
+					if sets++; sets == n {
+						var err error
+						if cancel {
+							err = turnstone.CancelMove(ctx, d["copy"], d["b"], turnstone.MoveOptions{})
+						} else {
+							_, err = turnstone.Move(ctx, d["copy"], d["b"], turnstone.MoveOptions{To: "b"})
+						}
+						if n > 1 && !cancel && !errors.Is(err, turnstone.ErrConflict) {
+							t.Errorf("%d, cancel %v: %v", n, cancel, err)
+						}
+					}
+				}}
+			}
+			_, err := turnstone.Move(ctx, watch(d["a"]), d["b"], turnstone.MoveOptions{To: "b"})
+			if i, failed := s.Info(ctx); failed != nil || i.Revision != 2 {
+				t.Errorf("%d, cancel %v: revision %d, %v; the move: %v", n, cancel, i.Revision, failed, err)
+			}
+			commitBeside(t, s)
+			healthy(t, st)
+		}
+	}
+}
+
+// A mover that fails lets commits go on, and one that was given up before it had begun removes what it has written.
+func TestMV3_AMoverThatFailsLetsCommitsGoOn(t *testing.T) {
+	d := databases{"a": memory.New(), "b": memory.New()}
+	st := openStore(t, d["a"], d.options())
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+	full, sets := false, 0
+	source := &enginetest.Faulty{Engine: d["a"], Plan: func(c enginetest.Call) enginetest.Fault {
+		if recordSet(c) {
+			if sets++; sets == 2 {
+				commitBeside(t, s)
+				full = true
+			}
+		}
+		return enginetest.Fault{}
+	}}
+	target := &enginetest.Faulty{Engine: d["b"], Plan: func(c enginetest.Call) (f enginetest.Fault) {
+		if full && c.Apply > 0 {
+			f.Err = engine.ErrNoSpace
+		}
+		return f
+	}}
+	if _, err := turnstone.Move(ctx, source, target, turnstone.MoveOptions{To: "b", Pause: time.Hour}); !errors.Is(err, engine.ErrNoSpace) {
+		t.Fatal(err)
+	}
+	commitBeside(t, s) // which would wait for an hour
+	if w, err := turnstone.Where(ctx, d["a"], ""); err != nil || w.Paused || w.To != "b" {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if err := turnstone.CancelMove(ctx, d["a"], d["b"], turnstone.MoveOptions{}); err != nil || len(pairs(t, d["b"])) > 0 {
+		t.Error(err, len(pairs(t, d["b"])))
+	}
+	cancelled := false
+	source = &enginetest.Faulty{Engine: d["a"], Done: func(c enginetest.Call, _ error) {
+		if recordSet(c) && !cancelled {
+			cancelled = true
+			if err := turnstone.CancelMove(ctx, d["a"], d["b"], turnstone.MoveOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}}
+	if _, err := turnstone.Move(ctx, source, d["b"], turnstone.MoveOptions{To: "b"}); !errors.Is(err, turnstone.ErrConflict) || len(pairs(t, d["b"])) > 0 {
+		t.Error(err, len(pairs(t, d["b"])))
+	}
+	d.move(t, "a", "b")
+	commitBeside(t, s)
+	healthy(t, st)
+}
+
 // survived fails unless one database has the namespace, with so many commits of its session, and it can be moved.
 func survived(t *testing.T, name string, d databases, st *turnstone.Store, s *turnstone.Session, want head.Revision, ops map[string]func(a, b engine.Engine) error) {
 	t.Helper()
@@ -657,6 +750,13 @@ func survived(t *testing.T, name string, d databases, st *turnstone.Store, s *tu
 	}
 	if len(here) != 1 {
 		t.Fatalf("%s: it is in %q", name, here)
+	}
+	if w, err := turnstone.Where(ctx, d[here], ""); err != nil || w.To == "" { // It was given up. If that was refused, once more.
+		other := map[string]string{"a": "b", "b": "a"}[here]
+		err = errors.Join(err, ops["cancel to "+other](d["a"], d["b"]))
+		if vs, failed := d[other].Get(ctx, keys.CopyingKey("")); vs[0] != nil || errors.Join(err, failed) != nil {
+			t.Fatalf("%s: there is no move, and a part of a copy in the other database: %v, %v", name, err, failed)
+		}
 	}
 	to := map[string]string{"a": "to b", "b": "to a"}[here]
 	if err := ops[to](d["a"], d["b"]); err != nil {

@@ -84,7 +84,7 @@ func (p *plan) flags(f *flag.FlagSet) {
 	f.Float64Var(&p.hostUS, "host-us", 65, "microseconds of a host's processor for a commit")
 	f.Float64Var(&p.nodeBytes, "node-bytes", 235, "bytes of a server's disk for a node")
 	f.Float64Var(&p.moveMBs, "move-mbs", 17, "MB/s at which a namespace moves")
-	f.Float64Var(&p.pauseMS, "pause-ms", 3.5, "milliseconds that a move makes commits wait")
+	f.Float64Var(&p.pauseMS, "pause-ms", 3.4, "milliseconds that a move makes commits wait")
 	f.Float64Var(&p.restore, "restore", 2000, "turns that one process restores in a second")
 	f.Float64Var(&p.restorers, "restorers", 16, "processes that restore at once, each its namespaces")
 	f.DurationVar(&p.failover, "failover", 30*time.Second, "until a standby takes over")
@@ -125,9 +125,6 @@ func (p *plan) run(w io.Writer) error {
 	fmt.Fprintf(w, "\nhashing     %s\n", f.spread())
 	moves, share := f.level(1.1)
 	fmt.Fprintf(w, "levelling   %s, by %s\n", f.spread(), p.cost(moves, share*bytes))
-	f.names = append(f.names, fmt.Sprint("cluster ", clusters+1))
-	moves, share = f.level(1.1)
-	fmt.Fprintf(w, "one more    %s, by %s\n", f.spread(), p.cost(moves, share*bytes))
 	worst, mean := f.lost()
 	fmt.Fprintf(w, "\na lost cluster has %.1f %% of the sessions (%.1f %% at worst)\n", 100*mean, 100*worst)
 	if p.standbys > 0 {
@@ -141,6 +138,9 @@ func (p *plan) run(w io.Writer) error {
 	hosts := math.Ceil(hostCores/p.busy) * p.coreMonth
 	fmt.Fprintf(w, "\na month     $%.0f: $%.0f servers, $%.0f disks with as much room again, $%.0f backups, $%.0f hosts' cores\n", cores+disk+cold+hosts, cores, disk, cold, hosts)
 	fmt.Fprintf(w, "            $%.4f for a busy session, $%.2f for a million nodes that are kept\n", (cores+hosts)/p.sessions, (disk+cold)/p.nodes*1e6)
+	f.names = append(f.names, fmt.Sprint("cluster ", clusters+1))
+	moves, share = f.level(1.1)
+	fmt.Fprintf(w, "\none more    %s, by %s\n", f.spread(), p.cost(moves, share*bytes))
 	return nil
 }
 

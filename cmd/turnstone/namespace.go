@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -192,8 +193,9 @@ func (a *app) namespaceCancel() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel NAME",
 		Short: "Give up a move of a namespace that has not ended",
-		Long:  "Give up a move of a namespace: it stays where it is, and what the other database has of it is removed.",
-		Args:  cobra.ExactArgs(1),
+		Long: "Give up a move of a namespace: it stays where it is, and what the other database has of it is removed. After an\n" +
+			"interruption, or when a database that was thought lost is back, the same command removes the rest.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withDatabases(func() error { return a.cancelMove(cmd, args[0], lost) })
 		},
@@ -214,21 +216,39 @@ func (a *app) cancelMove(cmd *cobra.Command, namespace string, lost bool) error 
 		if err != nil { // It may be the one that is lost.
 			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
 		}
-		if !w.Here || w.To == "" {
+		if !w.Here {
 			continue
 		}
-		var to engine.Engine
-		if !lost {
-			if to, err = open(ctx, w.To); err != nil {
-				return fmt.Errorf("%w: if that database is lost, use --lost", err)
-			}
-		}
-		if err := turnstone.CancelMove(ctx, from, to, turnstone.MoveOptions{Namespace: namespace}); err != nil {
+		if err := a.cancelFrom(ctx, namespace, name, from, w.To, lost); err != nil {
 			return err
 		}
 		p := printer{w: cmd.OutOrStdout()}
 		p.printf("stays    namespace %q in %s\n", namespace, name)
 		return p.err
 	}
-	return errors.Join(fmt.Errorf("%w: no database that could be asked has a move of namespace %q", turnstone.ErrStoreNotFound, namespace), failed)
+	return errors.Join(fmt.Errorf("%w: namespace %q in a database that could be asked", turnstone.ErrStoreNotFound, namespace), failed)
+}
+
+// cancelFrom gives up the move of a namespace from a database to another one. If it was given up before, to is empty, and
+// cancelFrom removes what is left in any database that can be opened.
+func (a *app) cancelFrom(ctx context.Context, namespace, name string, from engine.Engine, to string, lost bool) error {
+	others := []string{to}
+	if to == "" {
+		others = slices.DeleteFunc(a.databases.Names(), func(other string) bool { return other == name })
+	}
+	for _, other := range others {
+		var target engine.Engine
+		if to == "" || !lost {
+			var err error
+			if target, err = a.database(namespace)(ctx, other); err != nil && to == "" {
+				continue
+			} else if err != nil {
+				return fmt.Errorf("%w: if that database is lost, use --lost", err)
+			}
+		}
+		if err := turnstone.CancelMove(ctx, from, target, turnstone.MoveOptions{Namespace: namespace}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -46,7 +46,7 @@ func (a *app) serve() *cobra.Command {
 			"Without --listen it is served on the Unix socket " + socketName + " in the store's directory, to processes of this user.\n" +
 			"A TCP port needs --tokens, and TLS unless it is on a loopback address. `turnstone token` makes a token.\n" +
 			"A request names a namespace, which is made for who may write; the default is the one that the other commands use.\n" +
-			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.\n" +
+			"SIGHUP reads the tokens, the certificate and the list of databases again. An interrupt or SIGTERM ends watches, and waits for other requests.\n" +
 			"With --stdio it serves who has started it, on the standard input and output, as `turnstone push` does through ssh.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -64,9 +64,11 @@ func (d *Databases) Reload() error {
 	urls, err := readURLs(f)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for name, url := range urls {
-		if was, known := d.known[name]; err == nil && known && was != url {
-			err = fmt.Errorf("%w: database %q has another URL than before: start the process anew", ErrURL, name)
+	for name, url := range d.known {
+		for now, at := range urls {
+			if err == nil && (now == name) != (at == url) {
+				err = fmt.Errorf("%w: database %q has another URL than before, or another name: start the process anew", ErrURL, now)
+			}
 		}
 	}
 	if err != nil {

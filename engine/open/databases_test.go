@@ -57,6 +57,10 @@ func TestAListOfDatabasesIsRead(t *testing.T) {
 	if err := d.Reload(); !errors.Is(err, open.ErrURL) || !slices.Equal(d.Names(), []string{"west"}) {
 		t.Error(d.Names(), err)
 	}
+	write("another "+filepath.Join(dir, "east.pebble"), west)
+	if err := d.Reload(); !errors.Is(err, open.ErrURL) {
+		t.Error(d.Names(), err)
+	}
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}

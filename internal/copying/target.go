@@ -31,7 +31,7 @@ type Target struct {
 	Namespace string
 	Record    []byte       // the store record that the copy will have
 	Run       [16]byte     // of the note; random if it is zero
-	Move      bool         // the namespace is being moved: see head.CopyNote
+	From      [16]byte     // of head.Move if the namespace is being moved
 	Known     head.Formats // formats of store records that can be read
 
 	Standing   []byte        // the store record that the target has, or nil
@@ -78,8 +78,8 @@ func (t *Target) Read(ctx context.Context) (record []byte, err error) {
 }
 
 // Check reads the target, and reports whether it has the source's store, or a copy of it that was begun. If it has
-// anything else, the error is ErrOtherStore. It is history.ErrConflict if a copy was begun there and not a move, or the
-// other way round: both would take the target for their own.
+// anything else, the error is ErrOtherStore. It is history.ErrConflict if something else was begun there: a copy and not
+// a move, or a move from another database.
 func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err error) {
 	for {
 		record, err := t.Read(ctx)
@@ -91,7 +91,7 @@ func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err
 			if err == nil && !s.Same(source) {
 				return true, fmt.Errorf("%w (namespace %q)", ErrOtherStore, t.Namespace)
 			}
-			if err == nil && t.Unfinished && t.Note.Move != t.Move {
+			if err == nil && t.Unfinished && t.Note.From != t.From {
 				return true, fmt.Errorf("%w: namespace %q is being copied there, or moved there from another database", history.ErrConflict, t.Namespace)
 			}
 			return true, codec.Corrupt(err, "store record of namespace %q in the copy", t.Namespace)
@@ -129,7 +129,7 @@ func (t *Target) Begin(ctx context.Context) error {
 	if t.ours {
 		return nil
 	}
-	next := head.CopyNote{Store: t.Record, Run: t.Run, Move: t.Move}
+	next := head.CopyNote{Store: t.Record, Run: t.Run, From: t.From}
 	if next.Run == [16]byte{} {
 		if _, err := rand.Read(next.Run[:]); err != nil {
 			return err

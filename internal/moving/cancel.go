@@ -49,17 +49,21 @@ func (m *mover) stay(ctx context.Context) error {
 			return nil
 		}
 		next := m.store
-		next.Move, next.Moves = head.Move{}, m.store.Moves+1
+		next.Move, next.Moves = head.Move{From: m.store.Move.From}, m.store.Moves+1
 		if err := m.set(ctx, next); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
 }
 
-// discard removes a copy whose move was given up. The note of the copy is read before the store record of the source: if
-// that has no move then, the note is that of a move that was given up, and it is taken over only as it was read.
+// discard removes a copy whose move was given up. Its note says that the copy comes from this database. The note is read
+// before the store record of the source: if that has no move then, the move of the note was given up, and the note is
+// taken over only as it was read.
 func (m *mover) discard(ctx context.Context) error {
-	m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: m.record, Move: true}
+	if m.store.Move.From == [16]byte{} { // There never was a move.
+		return nil
+	}
+	m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: m.record, From: m.store.Move.From}
 	if _, err := m.target.Check(ctx, &m.store); err != nil || !m.target.Unfinished {
 		return err
 	}

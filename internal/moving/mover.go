@@ -152,11 +152,14 @@ func (m *mover) begin(ctx context.Context) error {
 			return nil
 		}
 		next := m.store
-		next.Move = head.Move{Phase: head.Copying, To: m.Name, Pauses: move.Pauses, Wait: uint64(m.Pause)}
+		next.Move = head.Move{Phase: head.Copying, From: move.From, To: m.Name, Pauses: move.Pauses, Wait: uint64(m.Pause)}
 		_, _ = rand.Read(next.Move.Run[:]) // It never fails.
+		if next.Move.From == [16]byte{} {
+			_, _ = rand.Read(next.Move.From[:])
+		}
 		there := m.store
 		there.Move, there.Moves = head.Move{}, m.store.Moves+1
-		m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: there.Encode(m.key), Run: next.Move.Run, Move: true}
+		m.target = copying.Target{Engine: m.To, Namespace: m.Of.Name, Known: m.Of.Known, Record: there.Encode(m.key), Run: next.Move.Run, From: next.Move.From}
 		if found, err := m.target.Check(ctx, &m.store); err != nil {
 			return err
 		} else if found && !m.target.Unfinished && !m.target.Left {
@@ -172,6 +175,9 @@ func (m *mover) begin(ctx context.Context) error {
 func (m *mover) copy(ctx context.Context) error {
 	if err := m.target.Begin(ctx); err != nil {
 		return err
+	}
+	if err := m.look(ctx); err != nil { // It was given up before there was a note to be removed.
+		return errors.Join(err, m.target.Discard(ctx))
 	}
 	for _, phase := range []string{"copy", "check"} {
 		done := 0
@@ -206,24 +212,36 @@ func (m *mover) change(ctx context.Context) error {
 		begun := time.Now()
 		err := m.pause(ctx)
 		m.report.Paused += time.Since(begun)
-		if err == nil || !errors.Is(err, engine.ErrConflict) && !errors.Is(err, errLate) {
+		if err == nil {
+			return nil
+		}
+		ended := m.endPause(ctx)
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, errLate) {
 			return err
 		}
-		if err := m.look(ctx); err != nil { // Those who wait have ended the pause.
-			return err
-		}
-		if m.store.Move.Phase == head.Paused {
-			next := m.store
-			next.Move.Phase = head.Copying
-			if err := m.set(ctx, next); err != nil && !errors.Is(err, engine.ErrConflict) {
-				return err
-			}
+		if ended != nil {
+			return ended
 		}
 		if _, err := m.drain(ctx, time.Time{}); err != nil && !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
 	return fmt.Errorf("%w: in %d pauses of up to %v the last changes of namespace %q could not be copied: move it when less is written, or with a longer pause", history.ErrConflict, mostPauses, m.Pause, m.Of.Name)
+}
+
+// endPause lets batches go on, also if ctx has ended, unless those who wait have done so.
+func (m *mover) endPause(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Pause)
+	defer cancel()
+	if err := m.look(ctx); err != nil || m.store.Move.Phase != head.Paused {
+		return err
+	}
+	next := m.store
+	next.Move.Phase = head.Copying
+	if err := m.set(ctx, next); !errors.Is(err, engine.ErrConflict) {
+		return err
+	}
+	return m.look(ctx)
 }
 
 // pause makes batches wait, copies the last changes, and makes the change that moves the namespace. The error is errLate

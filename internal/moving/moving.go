@@ -75,16 +75,20 @@ func newPlace(e engine.Engine, record []byte, s head.Store) *place {
 	return p
 }
 
-// read returns the place that a store record in e leads to.
-func (m *Engine) read(ctx context.Context, e engine.Engine, record []byte) (*place, error) {
+// read returns the place that a store record in the database of was leads to.
+func (m *Engine) read(ctx context.Context, was *place, record []byte) (*place, error) {
 	s, err := decode(m.of, record)
 	if err != nil {
 		return nil, err
 	}
-	if s.Move.Phase == head.Moved {
-		if e, record, s, err = follow(ctx, m.of, s); err != nil {
-			return nil, err
-		}
+	if s.Move.Phase != head.Moved {
+		now := *was
+		now.record, now.store, now.since = record, s, time.Now()
+		return &now, nil
+	}
+	e, record, s, err := follow(ctx, m.of, s)
+	if err != nil {
+		return nil, err
 	}
 	return newPlace(e, record, s), nil
 }
@@ -117,16 +121,14 @@ func (m *Engine) look(ctx context.Context, was *place) (*place, error) {
 	if bytes.Equal(vs[0], was.record) {
 		return was, nil
 	}
-	now, err := m.read(ctx, was.engine, vs[0])
+	now, err := m.read(ctx, was, vs[0])
 	if err != nil {
 		return nil, err
 	}
-	if now.engine == was.engine {
-		now.stays, now.leave = was.stays, was.leave
-	} else {
-		defer was.leave()
-	}
 	m.at.Store(now)
+	if now.stays != was.stays {
+		was.leave()
+	}
 	return now, nil
 }
 

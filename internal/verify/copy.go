@@ -67,11 +67,12 @@ func Copy(ctx context.Context, o CopyOptions) (*CopyReport, error) {
 // A copier is one call of Copy.
 type copier struct {
 	CopyOptions
-	report   CopyReport
-	space    engine.Range // all keys of the namespace
-	storeKey []byte
-	source   head.Store // the store record of the source
-	target   copying.Target
+	report       CopyReport
+	space        engine.Range // all keys of the namespace
+	storeKey     []byte
+	source       head.Store // the store record of the source
+	sourceRecord []byte
+	target       copying.Target
 }
 
 func (c *copier) copy(ctx context.Context) error {
@@ -156,19 +157,24 @@ func (c *copier) readSource(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.target.Record = vs[0]
-	c.source, err = head.DecodeStore(c.storeKey, c.target.Record, c.Known)
-	if err == nil && c.source.Move.Phase != head.NotMoving {
+	c.sourceRecord = vs[0]
+	if c.source, err = head.DecodeStore(c.storeKey, vs[0], c.Known); err != nil {
+		return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
+	}
+	if c.source.Move.Phase != head.NotMoving {
 		return fmt.Errorf("%w: namespace %q is being moved to database %q", history.ErrConflict, c.Namespace, c.source.Move.To)
 	}
-	return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
+	copied := c.source
+	copied.Move = head.Move{} // It is about the database of the source.
+	c.target.Record = copied.Encode(c.storeKey)
+	return nil
 }
 
 // checkSource fails if the source was upgraded since this copy began: what was copied may be
 // of the new format, and the store record that the copy would get has the old one.
 func (c *copier) checkSource(ctx context.Context) error {
 	vs, err := c.From.Get(ctx, c.storeKey)
-	if err == nil && !bytes.Equal(vs[0], c.target.Record) {
+	if err == nil && !bytes.Equal(vs[0], c.sourceRecord) {
 		err = fmt.Errorf("%w: the source was upgraded meanwhile, or is being moved: copy again", history.ErrConflict)
 	}
 	return err
