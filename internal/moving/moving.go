@@ -11,6 +11,10 @@
 // A mover that is killed loses nothing: batches that wait too long go back to the phase copying, and the next mover goes
 // on. After the last change whoever comes first gives the other database its store record.
 //
+// The other database has a note of the move until then, which says where the namespace comes from. Nobody takes the note
+// over who has not changed the store record there first, or seen that the move was given up. So the mover that makes the
+// last change knows that its copy is there.
+//
 //	moving.go   the Engine of a store, which follows its namespace; scan.go has its scans
 //	follow.go   finds the database that a namespace is in
 //	touched.go  what a batch notes
