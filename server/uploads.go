@@ -97,12 +97,12 @@ func (u *uploads) start(by *request, id writeID, what string, to *sink) (*upload
 	up := &upload{u: u, id: id, what: what, by: by.party.token, to: to, came: time.Now(), in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
 	up.idle = time.AfterFunc(to.idle, func() { w.CloseWithError(silent(to.idle)) })
 	begun := by.space.work(u.s)(func() {
-		defer release()
-		defer to.free()
 		up.err = to.store(r, &up.stored)
 		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
 		up.idle.Stop()
-		close(up.done)
+		to.free()
+		release()
+		close(up.done) // Who has waited for it finds the place free.
 		time.AfterFunc(rememberFor, func() { // Until then, who did not see the answer can ask again.
 			u.mu.Lock()
 			defer u.mu.Unlock()
