@@ -246,7 +246,7 @@ func TestES1_NoContentIsInAnErrorOrAMetric(t *testing.T) {
 		must(t, e.Apply(ctx, &b))
 		use(e)
 	}
-	for n := 1; n < 60; n += 1 + testkit.Pick(0, 2, 9) { // each call fails
+	for n := 1; n < 60; n += 1 + testkit.Pick(1, 2, 9) { // each call fails
 		e := memory.New()
 		must(t, e.Apply(ctx, &engine.Batch{Sets: all}))
 		use(&enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
@@ -257,7 +257,7 @@ func TestES1_NoContentIsInAnErrorOrAMetric(t *testing.T) {
 		}})
 	}
 	for i := range bundle.Len() { // a bundle is damaged
-		if i%testkit.Pick(3, 31, 301) != 0 {
+		if i%testkit.Pick(17, 31, 301) != 0 {
 			continue
 		}
 		text := bytes.Clone(bundle.Bytes())

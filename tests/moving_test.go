@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -532,6 +533,8 @@ func TestMV7_ANamespaceIsEncryptedOnItsWay(t *testing.T) {
 	healthy(t, st)
 }
 
+var everyCall = flag.Bool("every-call", false, "TestMV9 stops operations at every call, and not at some")
+
 // An ending is an operation on two databases that runs until one of its calls, waits there, and goes on when it is told.
 type ending struct {
 	calls, until int
@@ -598,7 +601,10 @@ func TestMV9_MovesThatGetInEachOthersWayLoseNothing(t *testing.T) {
 		"back in a, cut off":      func(a, b engine.Engine) { _, _ = ops["to b"](a, b), ops["to a"](crash(a, 2), b) },
 		"back in a, with remains": func(a, b engine.Engine) { _, _ = ops["to b"](a, b), ops["to a"](a, crash(b, 3)) },
 	}
-	runs, step := 0, testkit.Pick(1, 4, 12)
+	runs, step := 0, testkit.Pick(2, 4, 12)
+	if *everyCall {
+		step = 1
+	}
 	for start, prepare := range starts {
 		for first, one := range ops {
 			for second, other := range ops {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
+
+var moves = flag.Int("moves", 24, "how often TestMV8 kills a mover or the server, with TURNSTONE_LONG=1")
 
 // listOf writes a list of databases.
 func listOf(t *testing.T, lines ...string) string {
@@ -73,7 +76,7 @@ func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 	})
 	names := []string{"east", "west", "disk"}
 	ended, served := 0, 0
-	for round := range testkit.Pick(60, 10, 3) {
+	for round := range testkit.Pick(*moves, 10, 3) {
 		to := names[(round+rand.IntN(2))%3]
 		mover := exec.Command(os.Args[0], "namespace", "move", "team", "--to", to)
 		mover.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")

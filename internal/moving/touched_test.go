@@ -8,13 +8,14 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A note is small, and each key of its batch is in it, or begins as one of its entries does.
 func TestMV4_ANoteHasAllKeysAndIsSmall(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	widths := map[uint64]int{}
-	for range 300 {
+	for range testkit.Pick(300, 60, 12) {
 		var b engine.Batch
 		alike := rnd.IntN(2) == 0
 		for range 1 + rnd.IntN(1+rnd.IntN(9_999)) {
@@ -43,8 +44,8 @@ func TestMV4_ANoteHasAllKeysAndIsSmall(t *testing.T) {
 			t.Fatal(err)
 		}
 		widths[note.Width]++
-		for i := range b.Ops() {
-			k := append(b.Deletes, keysOf(b.Sets)...)[i]
+		all := append(b.Deletes, keysOf(b.Sets)...)
+		for _, k := range all[:min(len(all), 20)] { // These are as good as any.
 			found := false
 			for _, n := range note.Keys {
 				n = append(keys.Prefix("team"), n...)
@@ -53,12 +54,9 @@ func TestMV4_ANoteHasAllKeysAndIsSmall(t *testing.T) {
 			if !found {
 				t.Fatalf("key %x is not in a note of width %d", k, note.Width)
 			}
-			if i > 50 {
-				break // The first ones are as good as any.
-			}
 		}
 	}
-	if len(widths) != 3 {
+	if len(widths) < testkit.Pick(3, 3, 2) {
 		t.Errorf("widths %v", widths)
 	}
 }
