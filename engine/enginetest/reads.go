@@ -384,53 +384,49 @@ func scanGuard(r *rig) error {
 			return fmt.Errorf("Scan under a guard that does not hold: %d pairs, %v", len(got), err)
 		}
 	}
-	stop, written := make(chan struct{}), make(chan error)
+	written := make(chan error, 1)
 	go func() {
-		for n := 1; ; n++ {
+		var err error
+		for n := 1; n <= 150 && err == nil; n++ {
 			var b engine.Batch
 			value := fmt.Appendf(nil, "%d", n)
 			b.Set(k("guard"), value)
 			for i := range engine.OnePage {
 				b.Set(fmt.Appendf(nil, "p%02d", i), value)
 			}
-			err := r.e.Apply(background, &b)
-			select {
-			case <-stop:
-				written <- err
-				return
-			default:
-			}
-			if err != nil {
-				written <- err
-				return
-			}
+			err = r.e.Apply(background, &b)
 		}
+		written <- err
 	}()
-	err := samePages(r.e)
-	close(stop)
-	return errors.Join(err, <-written)
+	for {
+		if err := samePages(r.e); err != nil {
+			return errors.Join(err, <-written)
+		}
+		select {
+		case err := <-written:
+			return err
+		default:
+		}
+	}
 }
 
-// samePages scans again and again under a guard, and fails if a page has another value than the guard.
+// samePages scans under a guard, and fails if a page has another value than the guard.
 func samePages(e engine.Engine) error {
-	read := 0
-	for range 400 {
-		vs, err := e.Get(background, k("guard"))
+	vs, err := e.Get(background, k("guard"))
+	if err != nil {
+		return err
+	}
+	of := engine.PrefixRange(k("p"))
+	of.Guards = []engine.Pair{{Key: k("guard"), Value: vs[0]}}
+	for p, err := range e.Scan(background, of) {
+		if errors.Is(err, engine.ErrConflict) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
-		of := engine.PrefixRange(k("p"))
-		of.Guards = []engine.Pair{{Key: k("guard"), Value: vs[0]}}
-		for p, err := range e.Scan(background, of) {
-			if errors.Is(err, engine.ErrConflict) {
-				break
-			}
-			if err != nil {
-				return err
-			}
-			if read++; !bytes.Equal(p.Value, vs[0]) {
-				return fmt.Errorf("Scan under guard %q has %q at %q", vs[0], p.Value, p.Key)
-			}
+		if !bytes.Equal(p.Value, vs[0]) {
+			return fmt.Errorf("Scan under guard %q has %q at %q", vs[0], p.Value, p.Key)
 		}
 	}
 	return nil
