@@ -21,9 +21,9 @@ type MoveOptions struct {
 	// milliseconds. If Move does not end within half of it, commits go on, and Move tries again, ten times at most. If
 	// Move has died, commits wait for all of it. Default 5 seconds.
 	Pause time.Duration
-	// Progress, if set, is called from the calling goroutine. Phases are "copy" and "check", which count records that
-	// were compared, "changes", which counts batches that were applied meanwhile, and "remove", which counts records
-	// that were removed.
+	// Progress, if set, is called from the calling goroutine. The phases "copy" and "check" count the records that were
+	// compared, "changes" counts the commits and other batches that came meanwhile, and "remove" the records that were
+	// removed.
 	Progress func(gc.Progress)
 }
 

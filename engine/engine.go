@@ -79,7 +79,8 @@ type Notifier interface {
 	// A topic is text of at most 200 bytes; the empty one stands for all.
 	Notify(topic string)
 	// Listen calls heard for topics that were told of, by any process, until ctx ends or the database can't tell; the
-	// error is that of ctx, or says why. It calls heard with the empty topic whenever something may have been missed.
+	// error is that of ctx, or says why. It calls heard with the empty topic whenever something may have been missed,
+	// and so when it begins.
 	Listen(ctx context.Context, heard func(topic string)) error
 }
 
@@ -203,6 +204,16 @@ type Range struct {
 	Start, End []byte
 	Limit      int
 	Guards     []Pair
+}
+
+// Past makes r the range of what is left once the pair at key was yielded, and reports whether nothing is.
+func (r *Range) Past(key []byte) (done bool) {
+	r.Start = Successor(key)
+	if r.Limit > 0 {
+		r.Limit--
+		return r.Limit == 0
+	}
+	return false
 }
 
 // Check returns a *ConflictError if a guard of r does not hold with the value that get returns for its key.

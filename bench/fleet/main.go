@@ -144,7 +144,7 @@ func (p *plan) run(w io.Writer) error {
 	return nil
 }
 
-// hashed returns a fleet in which each namespace is in the cluster that it prefers.
+// hashed returns a fleet with so many clusters, which has each namespace in the cluster that hashing prefers for it.
 func (p *plan) hashed(clusters int) *fleet {
 	f := &fleet{}
 	for i := range clusters {

@@ -52,42 +52,51 @@ func (a *app) database(namespace string) func(context.Context, string) (engine.E
 	}
 }
 
+// An answer is what a database says of where a namespace is.
+type answer struct {
+	name string // of the database
+	turnstone.Whereabouts
+	err error // why it could not be asked; it names the database
+}
+
+// ask asks the databases where a namespace is, in the order in which the namespace prefers them.
+func (a *app) ask(ctx context.Context, namespace string) []answer {
+	var out []answer
+	open := a.database(namespace)
+	for _, name := range a.databases.Homes(namespace) {
+		said := answer{name: name}
+		e, err := open(ctx, name)
+		if err == nil {
+			said.Whereabouts, err = turnstone.Where(ctx, e, namespace)
+		}
+		if err != nil {
+			said.err = fmt.Errorf("database %q: %w", name, err)
+		}
+		out = append(out, said)
+	}
+	return out
+}
+
 // locate returns the database that a namespace is in, or one that it has moved from. If no database knows the namespace,
 // and all could be asked, it is the one that the namespace is to be made in.
 func (a *app) locate(ctx context.Context, namespace string) (engine.Engine, error) {
-	var home, left engine.Engine
 	var failed error
-	for _, name := range a.databases.Homes(namespace) {
-		e, err := a.databases.Open(ctx, name)
-		var w turnstone.Whereabouts
-		if err == nil {
-			w, err = a.where(ctx, e, namespace)
-		}
+	at := ""
+	here, left := false, false
+	for _, said := range a.ask(ctx, namespace) {
 		switch {
-		case err != nil:
-			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
-		case w.Here:
-			return e, nil
-		case w.To != "":
-			left = e
-		case home == nil:
-			home = e
+		case said.err != nil:
+			failed = errors.Join(failed, said.err)
+		case said.Here && !here:
+			at, here = said.name, true
+		case said.To != "" && !here: // It has moved to one that could not be asked, just now, or to one that is not in the list.
+			at, left = said.name, true
+		case at == "":
+			at = said.name
 		}
 	}
-	switch {
-	case left != nil: // It has moved to one that could not be asked, just now, or to one that is not in the list.
-		return left, nil
-	case failed != nil:
+	if failed != nil && !here && !left {
 		return nil, fmt.Errorf("namespace %q is in no database that could be asked: %w", namespace, failed)
 	}
-	return home, nil
-}
-
-// where returns what a database knows of where a namespace is.
-func (a *app) where(ctx context.Context, e engine.Engine, namespace string) (turnstone.Whereabouts, error) {
-	in, err := a.decrypted(ctx, e, namespace)
-	if err != nil {
-		return turnstone.Whereabouts{}, err
-	}
-	return turnstone.Where(ctx, in, namespace)
+	return a.databases.Open(ctx, at)
 }

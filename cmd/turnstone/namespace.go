@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,28 +49,24 @@ func (a *app) namespaceWhere() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "where NAME",
 		Short:   "Say in which database a namespace is",
-		Long:    "Ask each database for a namespace. The first one is where the namespace is made if it is in none.",
+		Long:    "Ask all databases whether they have a namespace. If none has, the namespace will be made in the first one.",
 		Example: "turnstone namespace where '' --databases databases",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withDatabases(func() error {
 				p := printer{w: cmd.OutOrStdout()}
-				for _, name := range a.databases.Homes(args[0]) {
-					at := whereLine{Database: name}
-					e, err := a.databases.Open(cmd.Context(), name)
-					if err == nil {
-						at.Whereabouts, err = a.where(cmd.Context(), e, args[0])
-					}
-					if err != nil {
-						at.Error = err.Error()
-					}
-					if asLines {
-						if err := asJSON(cmd.OutOrStdout(), at); err != nil {
-							return err
-						}
+				for _, said := range a.ask(cmd.Context(), args[0]) {
+					if !asLines {
+						p.printf("%-12s %s\n", said.name, said.text())
 						continue
 					}
-					p.printf("%-12s %s\n", name, at.said())
+					line := whereLine{Database: said.name, Whereabouts: said.Whereabouts}
+					if said.err != nil {
+						line.Error = said.err.Error()
+					}
+					if err := asJSON(cmd.OutOrStdout(), line); err != nil {
+						return err
+					}
 				}
 				return p.err
 			})
@@ -81,19 +76,19 @@ func (a *app) namespaceWhere() *cobra.Command {
 	return c
 }
 
-// said returns what a database says, for people.
-func (p *whereLine) said() string {
+// text returns what a database says, for people.
+func (s *answer) text() string {
 	switch {
-	case p.Error != "":
-		return "can't be asked: " + p.Error
-	case p.Here && p.Paused:
-		return "here; commits wait, because it is being moved to " + p.To
-	case p.Here && p.To != "":
-		return "here; it is being moved to " + p.To
-	case p.Here:
+	case s.err != nil:
+		return "can't be asked: " + s.err.Error()
+	case s.Here && s.Paused:
+		return "here; commits wait, because it is being moved to " + s.To
+	case s.Here && s.To != "":
+		return "here; it is being moved to " + s.To
+	case s.Here:
 		return "here"
-	case p.To != "":
-		return "it has moved to " + p.To
+	case s.To != "":
+		return "it has moved to " + s.To
 	}
 	return "-"
 }
@@ -104,21 +99,16 @@ func (a *app) sources(ctx context.Context, namespace, to string) ([]string, erro
 	var failed error
 	var behind []string
 	there := false
-	for _, name := range a.databases.Homes(namespace) {
-		e, err := a.databases.Open(ctx, name)
-		var w turnstone.Whereabouts
-		if err == nil {
-			w, err = a.where(ctx, e, namespace)
-		}
+	for _, said := range a.ask(ctx, namespace) {
 		switch {
-		case err != nil:
-			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
-		case w.Here && name != to:
-			return []string{name}, nil
-		case w.Here:
+		case said.err != nil:
+			failed = errors.Join(failed, said.err)
+		case said.Here && said.name != to:
+			return []string{said.name}, nil
+		case said.Here:
 			there = true
-		case w.To == to:
-			behind = append(behind, name)
+		case said.To == to:
+			behind = append(behind, said.name)
 		}
 	}
 	if failed == nil && len(behind) == 0 && !there {
@@ -205,50 +195,49 @@ func (a *app) namespaceCancel() *cobra.Command {
 }
 
 func (a *app) cancelMove(cmd *cobra.Command, namespace string, lost bool) error {
-	ctx, open := cmd.Context(), a.database(namespace)
-	var failed error
-	for _, name := range a.databases.Homes(namespace) {
-		var w turnstone.Whereabouts
-		from, err := open(ctx, name)
-		if err == nil {
-			w, err = turnstone.Where(ctx, from, namespace)
+	failed := fmt.Errorf("%w: namespace %q in a database that could be asked", turnstone.ErrStoreNotFound, namespace)
+	for _, said := range a.ask(cmd.Context(), namespace) {
+		if said.err != nil { // It may be the one that is lost.
+			failed = errors.Join(failed, said.err)
 		}
-		if err != nil { // It may be the one that is lost.
-			failed = errors.Join(failed, fmt.Errorf("database %q: %w", name, err))
-		}
-		if !w.Here {
+		if !said.Here {
 			continue
 		}
-		if err := a.cancelFrom(ctx, namespace, name, from, w.To, lost); err != nil {
+		if err := a.cancelFrom(cmd.Context(), namespace, &said, lost); err != nil {
 			return err
 		}
 		p := printer{w: cmd.OutOrStdout()}
-		p.printf("stays    namespace %q in %s\n", namespace, name)
+		p.printf("stays    namespace %q in %s\n", namespace, said.name)
 		return p.err
 	}
-	return errors.Join(fmt.Errorf("%w: namespace %q in a database that could be asked", turnstone.ErrStoreNotFound, namespace), failed)
+	return failed
 }
 
-// cancelFrom gives up the move of a namespace from a database to another one. If it was given up before, to is empty, and
-// cancelFrom removes what is left in any database that can be opened.
-func (a *app) cancelFrom(ctx context.Context, namespace, name string, from engine.Engine, to string, lost bool) error {
-	others := []string{to}
-	if to == "" {
-		others = slices.DeleteFunc(a.databases.Names(), func(other string) bool { return other == name })
+// cancelFrom gives up the move of a namespace from the database that has it. If the move was given up before, cancelFrom
+// removes what is left of it from all databases that can be opened.
+func (a *app) cancelFrom(ctx context.Context, namespace string, at *answer, lost bool) error {
+	open := a.database(namespace)
+	from, err := open(ctx, at.name)
+	if err != nil {
+		return err
 	}
-	for _, other := range others {
-		var target engine.Engine
-		if to == "" || !lost {
-			var err error
-			if target, err = a.database(namespace)(ctx, other); err != nil && to == "" {
-				continue
-			} else if err != nil {
+	o := turnstone.MoveOptions{Namespace: namespace}
+	if at.To != "" {
+		var to engine.Engine
+		if !lost {
+			if to, err = open(ctx, at.To); err != nil {
 				return fmt.Errorf("%w: if that database is lost, use --lost", err)
 			}
 		}
-		if err := turnstone.CancelMove(ctx, from, target, turnstone.MoveOptions{Namespace: namespace}); err != nil {
-			return err
+		return turnstone.CancelMove(ctx, from, to, o)
+	}
+	for _, name := range a.databases.Names() {
+		if name == at.name {
+			continue
+		}
+		if to, failed := open(ctx, name); failed == nil {
+			err = errors.Join(err, turnstone.CancelMove(ctx, from, to, o))
 		}
 	}
-	return nil
+	return err
 }

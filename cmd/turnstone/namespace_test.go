@@ -17,6 +17,9 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -33,7 +36,7 @@ func listOf(t *testing.T, lines ...string) string {
 	return path
 }
 
-// A mover, or the server, is killed again and again while a namespace moves between three databases and a client
+// A mover, or the server, is killed again and again while a namespace moves between four databases and a client
 // commits. What was acknowledged is there, the client goes on, and each time the namespace is in one database.
 func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 	testkit.Slow(t)
@@ -42,7 +45,7 @@ func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 		"# kept by the operators", "",
 		"east "+pgtest.URL(t)+"&schema="+pgtest.Schema(t),
 		"west\t"+pgtest.URL(t)+"&schema="+pgtest.Schema(t),
-		"disk "+filepath.Join(root, "disk.pebble"))
+		"disk "+filepath.Join(root, "disk.pebble"), "old badger:"+filepath.Join(root, "old.badger"))
 	socket := "unix:" + filepath.Join(root, "socket")
 	t.Setenv(databasesVariable, list)
 	s := startServe(t, "--listen", socket)
@@ -74,10 +77,10 @@ func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 			acked.Add(1)
 		}
 	})
-	names := []string{"east", "west", "disk"}
+	names := []string{"east", "west", "disk", "old"}
 	ended, served := 0, 0
 	for round := range testkit.Pick(*moves, 10, 3) {
-		to := names[(round+rand.IntN(2))%3]
+		to := names[(round+rand.IntN(2))%len(names)]
 		mover := exec.Command(os.Args[0], "namespace", "move", "team", "--to", to)
 		mover.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1")
 		if err := mover.Start(); err != nil {
@@ -107,7 +110,7 @@ func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 			_, _, _ = turnstoneCmd(t, "namespace", "cancel", "team") // It fails if there is none.
 		} else {
 			for _, name := range names {
-				_, _, _ = turnstoneCmd(t, "namespace", "move", "team", "--to", name) // Two of them are refused, or come first.
+				_, _, _ = turnstoneCmd(t, "namespace", "move", "team", "--to", name) // All but one are refused, or come first.
 			}
 		}
 		before := acked.Load()
@@ -125,6 +128,94 @@ func TestMV8_KillsWhileANamespaceMovesLoseNothing(t *testing.T) {
 	}
 	t.Logf("%d commits, %d moves ended, the server was killed %d times", acked.Load(), ended, served)
 	s.stop(t)
+}
+
+// The command finds a namespace, moves it, and gives up a move that was cut off; an interrupted or a late call of it
+// removes the rest.
+func TestMV5_TheCommandMovesANamespaceAndGivesUp(t *testing.T) {
+	root := t.TempDir()
+	dir := map[string]string{"east": filepath.Join(root, "east.pebble"), "west": filepath.Join(root, "west.pebble")}
+	t.Setenv(databasesVariable, listOf(t, "east "+dir["east"], "west pebble:"+dir["west"], "lost postgres://nobody:hidden@127.0.0.1:1/x?connect_timeout=1"))
+	refused(t, exitUnavailable, "lost", "stats") // It may be in the one that can't be asked.
+	known := listOf(t, "east "+dir["east"], "west pebble:"+dir["west"])
+	t.Setenv(databasesVariable, known)
+	refused(t, exitNotFound, "no store", "namespace", "move", "", "--to", "west")
+	refused(t, exitNotFound, "no store", "namespace", "cancel", "")
+	refused(t, exitUsage, "north", "namespace", "move", "", "--to", "north")
+	refused(t, exitUsage, "\"to\" not set", "namespace", "move", "")
+	refused(t, exitUsage, "--read-only", "stats", "--read-only")
+	refused(t, exitUsage, "--databases", "namespace", "where", "", "--databases", "")
+	transcript := filepath.Join(root, "chat.jsonl")
+	if err := os.WriteFile(transcript, []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "import", transcript)
+	from := whereIs(t, "")[0]
+	to := map[string]string{"east": "west", "west": "east"}[from]
+	before := must(t, "sessions", "--json")
+	// cutOff calls f with the engines, of which the other one crashes after a number of batches.
+	cutOff := func(after int, f func(a, b engine.Engine) error) {
+		t.Helper()
+		a, err := pebble.Open(dir[from], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := pebble.Open(dir[to], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f(a, &enginetest.Faulty{Engine: b, Plan: enginetest.CrashAfter(after)}) == nil {
+			t.Error("it was not cut off")
+		}
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(a, b engine.Engine) error {
+		_, err := turnstone.Move(t.Context(), a, b, turnstone.MoveOptions{To: to})
+		return err
+	}
+	cutOff(2, move)
+	if out := must(t, "namespace", "where", ""); !strings.Contains(out, "here; it is being moved to "+to) {
+		t.Error(out)
+	}
+	cutOff(1, func(a, b engine.Engine) error {
+		return turnstone.CancelMove(t.Context(), a, b, turnstone.MoveOptions{})
+	})
+	clean := func() {
+		t.Helper()
+		if out := must(t, "namespace", "cancel", ""); !strings.Contains(out, "stays") {
+			t.Error(out)
+		}
+		if at := whereIs(t, ""); len(at) != 1 || at[0] != from {
+			t.Error(at)
+		}
+		e, err := pebble.Open(dir[to], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		for p, err := range e.Scan(t.Context(), engine.Range{}) {
+			t.Errorf("%x is left: %v", p.Key, err)
+		}
+	}
+	clean()
+	cutOff(2, move)
+	t.Setenv(databasesVariable, listOf(t, from+" "+dir[from]))
+	refused(t, exitUsage, "--lost", "namespace", "cancel", "")
+	must(t, "namespace", "cancel", "", "--lost")
+	t.Setenv(databasesVariable, known) // It was not lost.
+	clean()
+	for range 2 { // The second time there is nothing to be done.
+		must(t, "namespace", "move", "", "--to", to, "--json")
+	}
+	if out := must(t, "namespace", "where", ""); !strings.Contains(out, "it has moved to "+to) {
+		t.Error(out)
+	}
+	if after := must(t, "sessions", "--json"); after != before {
+		t.Errorf("%s, then %s", before, after)
+	}
+	refused(t, exitNotFound, "was moved to", "sessions", "--databases", "", "--store", dir[from])
 }
 
 // whereIs returns the databases that have a namespace.

@@ -43,7 +43,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		case !mayHold(st, b, failed-1):
 			return &engine.ConflictError{Key: bytes.Clone(b.Guards[failed-1].Key)}
 		default:
-			if st, err = e.readGuards(ctx, st, b, standing); err != nil {
+			if st, err = e.readGuards(ctx, st, b.Guards, standing); err != nil {
 				return err
 			}
 		}
@@ -67,20 +67,9 @@ func (e *Engine) seal(st *state, b *engine.Batch, standing [][]byte) (*engine.Ba
 	if st.note == nil && b.Ops() > 0 {
 		out.Set(e.note, st.set.encodeNote(e.note, st.ids))
 	}
-	for i, g := range b.Guards {
-		k, err := e.storedKey(st.set, g.Key)
-		if err != nil {
-			return nil, err
-		}
-		v := standing[i]
-		if v == nil && g.Value != nil {
-			if v = st.recent.find(k, g.Value); v == nil {
-				if v, err = st.encrypt(k, g); err != nil {
-					return nil, err
-				}
-			}
-		}
-		out.Guard(k, v)
+	var err error
+	if out.Guards, err = e.sealGuards(st, out.Guards, b.Guards, standing); err != nil {
+		return nil, err
 	}
 	for _, p := range b.Sets {
 		k, err := e.storedKey(st.set, p.Key)
@@ -106,17 +95,39 @@ func (e *Engine) seal(st *state, b *engine.Batch, standing [][]byte) (*engine.Ba
 	return out, nil
 }
 
+// sealGuards adds to out the guards of stored values that stand for some guards. standing has the stored values for some
+// of them; the others get what their values are encrypted to.
+func (e *Engine) sealGuards(st *state, out, guards []engine.Pair, standing [][]byte) ([]engine.Pair, error) {
+	for i, g := range guards {
+		k, err := e.storedKey(st.set, g.Key)
+		if err != nil {
+			return nil, err
+		}
+		v := standing[i]
+		if v == nil && g.Value != nil {
+			if v = st.recent.find(k, g.Value); v == nil {
+				if v, err = st.encrypt(k, g); err != nil {
+					return nil, err
+				}
+				st.recent.keep(k, g.Value, v)
+			}
+		}
+		out = append(out, engine.Pair{Key: k, Value: v})
+	}
+	return out, nil
+}
+
 // encrypt returns the value that is stored under storedKey for a pair.
 func (st *state) encrypt(storedKey []byte, p engine.Pair) ([]byte, error) {
 	return st.seal.EncryptDeterministically(plainValue(p), storedKey)
 }
 
-// readGuards reads the stored values at the keys of b's guards into standing. If a guard does not hold, the error is a
-// ConflictError. If another key is used now, it leaves standing empty, and the caller seals the batch anew. It returns
+// readGuards reads the stored values at the keys of guards into standing. If a guard does not hold, the error is a
+// ConflictError. If another key is used now, it leaves standing empty, and the caller seals the guards anew. It returns
 // the state to go on with.
-func (e *Engine) readGuards(ctx context.Context, st *state, b *engine.Batch, standing [][]byte) (*state, error) {
-	ks := make([][]byte, len(b.Guards))
-	for i, g := range b.Guards {
+func (e *Engine) readGuards(ctx context.Context, st *state, guards []engine.Pair, standing [][]byte) (*state, error) {
+	ks := make([][]byte, len(guards))
+	for i, g := range guards {
 		ks[i] = st.set.storedKey(g.Key)
 	}
 	vs, err := e.base.Get(ctx, ks...)
@@ -136,12 +147,12 @@ func (e *Engine) readGuards(ctx context.Context, st *state, b *engine.Batch, sta
 			return now, nil
 		}
 	}
-	for i, g := range b.Guards {
-		holds := (vs[i] == nil) == (g.Value == nil)
-		if holds && g.Value != nil {
-			holds = bytes.Equal(st.set.open(ks[i], vs[i]).Value, g.Value)
+	for i, g := range guards {
+		plain := vs[i]
+		if plain != nil {
+			plain = st.set.open(ks[i], plain).Value
 		}
-		if !holds {
+		if !g.Holds(plain) {
 			return nil, &engine.ConflictError{Key: bytes.Clone(g.Key)}
 		}
 	}

@@ -1,7 +1,6 @@
 package sealed
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"iter"
@@ -32,81 +31,37 @@ func (e *Engine) scan(ctx context.Context, st *state, r engine.Range, guards []e
 // may be encrypted with another key, so it reads them, and goes on with those.
 func (e *Engine) scanIf(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		r, st := r, e.state.Load()
-		guards, err := e.seals(st, r.Guards)
-		for err == nil {
+		rest, st := r, e.state.Load()
+		standing := make([][]byte, len(r.Guards))
+		for {
 			var c *engine.ConflictError
-			for p, failed := range e.scan(ctx, st, r, guards) {
-				if failed != nil && errors.As(failed, &c) {
-					break
-				}
-				if !yield(p, failed) || failed != nil {
+			guards, err := e.sealGuards(st, nil, r.Guards, standing)
+			if err == nil {
+				if err = e.scanSome(ctx, st, &rest, guards, yield); !errors.As(err, &c) {
+					if err != nil {
+						yield(engine.Pair{}, err)
+					}
 					return
 				}
-				if r.Start = engine.Successor(p.Key); r.Limit > 0 {
-					if r.Limit--; r.Limit == 0 {
-						return
-					}
-				}
+				st, err = e.readGuards(ctx, st, r.Guards, standing)
 			}
-			if c == nil {
+			if err != nil {
+				yield(engine.Pair{}, err)
 				return
 			}
-			if guards, err = e.standing(ctx, r.Guards); err == nil {
-				st = e.state.Load()
-			}
 		}
-		yield(engine.Pair{}, err)
 	}
 }
 
-// seals returns the guards of stored values that stand for guards of what is encrypted.
-func (e *Engine) seals(st *state, guards []engine.Pair) ([]engine.Pair, error) {
-	out := make([]engine.Pair, len(guards))
-	for i, g := range guards {
-		k, err := e.storedKey(st.set, g.Key)
+// scanSome yields the pairs of rest, and makes rest the range of those that are left.
+func (e *Engine) scanSome(ctx context.Context, st *state, rest *engine.Range, guards []engine.Pair, yield func(engine.Pair, error) bool) error {
+	for p, err := range e.scan(ctx, st, *rest, guards) {
 		if err != nil {
-			return nil, err
+			return err
 		}
-		out[i].Key = k
-		if g.Value == nil {
-			continue
-		}
-		if out[i].Value = st.recent.find(k, g.Value); out[i].Value == nil {
-			if out[i].Value, err = st.encrypt(k, g); err != nil {
-				return nil, err
-			}
-			st.recent.keep(k, g.Value, out[i].Value)
+		if !yield(p, nil) || rest.Past(p.Key) {
+			return nil
 		}
 	}
-	return out, nil
-}
-
-// standing returns guards of the stored values that stand at the keys of some guards, if those hold.
-func (e *Engine) standing(ctx context.Context, guards []engine.Pair) ([]engine.Pair, error) {
-	st := e.state.Load()
-	ks := make([][]byte, len(guards))
-	for i, g := range guards {
-		ks[i] = st.set.storedKey(g.Key)
-	}
-	vs, err := e.base.Get(ctx, ks...)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]engine.Pair, len(guards))
-	for i, g := range guards {
-		out[i] = engine.Pair{Key: ks[i], Value: vs[i]}
-		plain := vs[i]
-		if plain != nil {
-			set, err := e.knowing(ctx, st.set, plain)
-			if err != nil {
-				return nil, err
-			}
-			plain = set.open(ks[i], plain).Value
-		}
-		if !g.Holds(plain) {
-			return nil, &engine.ConflictError{Key: bytes.Clone(g.Key)}
-		}
-	}
-	return out, nil
+	return nil
 }

@@ -50,9 +50,9 @@ type Target struct {
 func (t *Target) storeKey() []byte { return keys.StoreKey(t.Namespace) }
 func (t *Target) noteKey() []byte  { return keys.CopyingKey(t.Namespace) }
 
-// Read reads the store record and the note of the target. It returns the store record that the target has, or will have
+// read reads the store record and the note of the target. It returns the store record that the target has, or will have
 // when a copy that was begun is finished, or nil.
-func (t *Target) Read(ctx context.Context) (record []byte, err error) {
+func (t *Target) read(ctx context.Context) (record []byte, err error) {
 	vs, err := t.Engine.Get(ctx, t.storeKey(), t.noteKey())
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (t *Target) Read(ctx context.Context) (record []byte, err error) {
 // a move, or a move from another database.
 func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err error) {
 	for {
-		record, err := t.Read(ctx)
+		record, err := t.read(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -102,7 +102,7 @@ func (t *Target) Check(ctx context.Context, source *head.Store) (found bool, err
 		}
 		// The scan came after the read. Another process may have begun a copy, or made a store, between the two.
 		note := t.noteValue
-		again, err := t.Read(ctx)
+		again, err := t.read(ctx)
 		if err != nil {
 			return false, err
 		}

@@ -34,16 +34,15 @@ type Options struct {
 	From, To engine.Engine
 	Name     string // of the other database
 	Of       Namespace
-	// Pause is how long batches wait at most before the move changes the database; zero stands for DefaultPause. Mostly
-	// they wait some milliseconds.
+	// Pause is how long batches wait at most at a time; zero stands for DefaultPause. Mostly they wait some milliseconds.
 	Pause time.Duration
-	// Progress, if set, is called with the phase and how far it has got: "copy" and "check" count records that were
-	// compared, "changes" counts batches that were applied meanwhile, and "remove" records that were removed.
+	// Progress, if set, is called with a phase and a number. The phases "copy" and "check" count the records that were
+	// compared, "changes" counts the batches that were applied meanwhile, and "remove" the records that were removed.
 	Progress func(phase string, done int)
 }
 
 const (
-	// A pause begins when so few batches, at most, have been applied since the last look, or after so many looks.
+	// A pause begins when at most fewChanges batches were applied since the last look, or after mostLooks looks.
 	fewChanges, mostLooks = 64, 50
 	// mostPauses is how often one call of Move makes batches wait.
 	mostPauses = 10

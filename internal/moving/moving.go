@@ -37,8 +37,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// An Opener returns the database of a name. It may return the same engine each time. Whoever gives the Opener closes
-// the engines.
+// An Opener returns the database of a name. Whoever gives the Opener closes the engines.
 type Opener func(ctx context.Context, name string) (engine.Engine, error)
 
 // A Namespace is what an Engine is for.
@@ -56,14 +55,15 @@ type Engine struct {
 	looking chan struct{} // holds one element while a call looks, and may change at
 }
 
-// A place is a database, with the store record that was read there last.
+// A place is a database that the namespace is in, with the store record that was read there last.
 type place struct {
 	engine engine.Engine
-	record []byte
-	store  head.Store
-	since  time.Time       // when this record was read first
-	stays  context.Context // ends when the namespace is in another database
-	leave  context.CancelFunc
+	record []byte     // the store record
+	store  head.Store // the same, decoded
+	since  time.Time  // when this record was read first
+	// here ends when the namespace is found in another database, by a call of leave.
+	here  context.Context
+	leave context.CancelFunc
 }
 
 // New returns an Engine for a namespace that is in e and has a store record. Closing the Engine closes e.
@@ -75,12 +75,13 @@ func New(e engine.Engine, of Namespace, record head.Store) *Engine {
 
 func newPlace(e engine.Engine, record []byte, s head.Store) *place {
 	p := &place{engine: e, record: record, store: s, since: time.Now()}
-	p.stays, p.leave = context.WithCancel(context.Background())
+	p.here, p.leave = context.WithCancel(context.Background())
 	return p
 }
 
-// read returns the place that a store record in the database of was leads to.
-func (m *Engine) read(ctx context.Context, was *place, record []byte) (*place, error) {
+// after returns the place that comes after was, in whose database a store record was read now: it is in the same database
+// or, if the record says that the namespace has moved, in the other one.
+func (m *Engine) after(ctx context.Context, was *place, record []byte) (*place, error) {
 	s, err := decode(m.of, record)
 	if err != nil {
 		return nil, err
@@ -107,7 +108,8 @@ func decode(of Namespace, record []byte) (s head.Store, err error) {
 	return s, codec.Corrupt(err, "store record of namespace %q", of.Name)
 }
 
-// look reads the store record again, if no other call has done so since the caller has read was.
+// look reads the store record again, and returns the place of now. If another call has done so since the caller was told
+// of was, look returns what that one has found.
 func (m *Engine) look(ctx context.Context, was *place) (*place, error) {
 	select {
 	case m.looking <- struct{}{}:
@@ -125,19 +127,19 @@ func (m *Engine) look(ctx context.Context, was *place) (*place, error) {
 	if bytes.Equal(vs[0], was.record) {
 		return was, nil
 	}
-	now, err := m.read(ctx, was, vs[0])
+	now, err := m.after(ctx, was, vs[0])
 	if err != nil {
 		return nil, err
 	}
 	m.at.Store(now)
-	if now.stays != was.stays {
+	if now.here != was.here {
 		was.leave()
 	}
 	return now, nil
 }
 
-// here reports whether the namespace is in the database of p, according to a store record that was read there.
-func (m *Engine) here(p *place, record []byte) (bool, error) {
+// holds reports whether the namespace is still in the database of p, where a store record was read now.
+func (m *Engine) holds(p *place, record []byte) (bool, error) {
 	if bytes.Equal(record, p.record) {
 		return true, nil
 	}
@@ -156,7 +158,7 @@ func (m *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		ok, err := m.here(p, vs[len(ks)])
+		ok, err := m.holds(p, vs[len(ks)])
 		if err != nil {
 			return nil, err
 		}
@@ -171,9 +173,6 @@ func (m *Engine) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 
 // Apply implements engine.Engine. While the namespace is paused it waits.
 func (m *Engine) Apply(ctx context.Context, b *engine.Batch) error {
-	if err := b.Check(m.Limits()); err != nil {
-		return err
-	}
 	for p := m.at.Load(); ; {
 		var err error
 		if p.store.Move.Phase == head.Paused {
@@ -191,9 +190,8 @@ func (m *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		if p, err = m.look(ctx, p); err != nil {
 			return err
 		}
-		own := slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, m.key) && !g.Holds(p.record) })
-		if p == was && own {
-			return c
+		if p == was && slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return bytes.Equal(g.Key, m.key) && !g.Holds(p.record) }) {
+			return c // The guard was the caller's own.
 		}
 	}
 }
@@ -244,7 +242,7 @@ func (m *Engine) wait(ctx context.Context, p *place) (*place, error) {
 // Vacuum implements engine.Engine.
 func (m *Engine) Vacuum(ctx context.Context) error { return m.at.Load().engine.Vacuum(ctx) }
 
-// Limits implements engine.Engine: a batch gets a guard and, while the namespace is copied, a note.
+// Limits implements engine.Engine. It leaves room for the note that a batch gets while the namespace is copied.
 func (m *Engine) Limits() engine.Limits {
 	l := m.at.Load().engine.Limits()
 	l.BatchOps--
@@ -266,10 +264,9 @@ func (m *Engine) Notify(topic string) {
 func (m *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 	for {
 		p := m.at.Load()
-		if err := p.listen(ctx, heard); p.stays.Err() == nil {
+		if err := p.listen(ctx, heard); p.here.Err() == nil {
 			return err
 		}
-		heard("") // What was told meanwhile is not known.
 	}
 }
 
@@ -277,7 +274,7 @@ func (m *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 func (p *place) listen(ctx context.Context, heard func(topic string)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(p.stays, cancel)()
+	defer context.AfterFunc(p.here, cancel)()
 	if n, ok := p.engine.(engine.Notifier); ok {
 		return n.Listen(ctx, heard)
 	}

@@ -42,14 +42,8 @@ func (m *Engine) scan(ctx context.Context, p *place, rest *engine.Range, yield f
 		if err != nil {
 			return false, err
 		}
-		if !yield(pair, nil) {
+		if !yield(pair, nil) || rest.Past(pair.Key) {
 			return false, nil
-		}
-		rest.Start = engine.Successor(pair.Key)
-		if rest.Limit > 0 {
-			if rest.Limit--; rest.Limit == 0 {
-				return false, nil
-			}
 		}
 	}
 	return false, nil

@@ -67,12 +67,11 @@ func Copy(ctx context.Context, o CopyOptions) (*CopyReport, error) {
 // A copier is one call of Copy.
 type copier struct {
 	CopyOptions
-	report       CopyReport
-	space        engine.Range // all keys of the namespace
-	storeKey     []byte
-	source       head.Store // the store record of the source
-	sourceRecord []byte
-	target       copying.Target
+	report   CopyReport
+	space    engine.Range // all keys of the namespace
+	storeKey []byte
+	source   head.Store // the store record of the source
+	target   copying.Target
 }
 
 func (c *copier) copy(ctx context.Context) error {
@@ -150,16 +149,9 @@ func (c *copier) check(ctx context.Context) error {
 
 // readSource reads the store record of the source, which must be a store.
 func (c *copier) readSource(ctx context.Context) error {
-	if _, err := c.open(ctx, c.From); err != nil {
+	var err error
+	if c.source, err = session.OpenNamespace(ctx, c.From, session.Namespace{Name: c.Namespace, MustExist: true, Known: c.Known}); err != nil {
 		return err
-	}
-	vs, err := c.From.Get(ctx, c.storeKey)
-	if err != nil {
-		return err
-	}
-	c.sourceRecord = vs[0]
-	if c.source, err = head.DecodeStore(c.storeKey, vs[0], c.Known); err != nil {
-		return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
 	}
 	if c.source.Move.Phase != head.NotMoving {
 		return fmt.Errorf("%w: namespace %q is being moved to database %q", history.ErrConflict, c.Namespace, c.source.Move.To)
@@ -174,7 +166,7 @@ func (c *copier) readSource(ctx context.Context) error {
 // of the new format, and the store record that the copy would get has the old one.
 func (c *copier) checkSource(ctx context.Context) error {
 	vs, err := c.From.Get(ctx, c.storeKey)
-	if err == nil && !bytes.Equal(vs[0], c.sourceRecord) {
+	if err == nil && !bytes.Equal(vs[0], c.source.Encode(c.storeKey)) {
 		err = fmt.Errorf("%w: the source was upgraded meanwhile, or is being moved: copy again", history.ErrConflict)
 	}
 	return err
