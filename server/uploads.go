@@ -102,7 +102,7 @@ func (u *uploads) start(by *request, id writeID, what string, to *sink) (*upload
 		up.idle.Stop()
 		to.free()
 		release()
-		close(up.done) // Who has waited for it finds the place free.
+		close(up.done)                       // Who has waited for it finds the place free.
 		time.AfterFunc(rememberFor, func() { // Until then, who did not see the answer can ask again.
 			u.mu.Lock()
 			defer u.mu.Unlock()
