@@ -14,6 +14,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/page"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -26,6 +27,8 @@ type showFlags struct {
 	since                string
 	full, whole, asLines bool
 	all                  bool
+	html, markdown       bool
+	redact               bool
 }
 
 func (a *app) show() *cobra.Command {
@@ -36,10 +39,13 @@ func (a *app) show() *cobra.Command {
 		Long: "Print a session's conversation: the nodes of the active path. The result of a tool names the call that it\n" +
 			"answers, and long payloads are folded. Of an imported session, what the agent noted for itself and what the\n" +
 			"model thought are left out, unless --all or --json is given. SESSION@REVISION and SESSION:NODE are short for\n" +
-			"--at and --leaf.",
-		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
-		Args:    cobra.ExactArgs(1),
-		RunE:    a.in(f.run),
+			"--at and --leaf.\n\n" +
+			"With --html the output is a web page in one file to send, which runs no script and loads nothing. With --markdown it\n" +
+			"is a document. --redact takes passwords and keys out of both.",
+		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1\n" +
+			"turnstone show trip --last 2 --markdown --redact",
+		Args: cobra.ExactArgs(1),
+		RunE: a.in(f.run),
 	}
 	f.placeFlags.add(c, "show the path")
 	c.Flags().IntVar(&f.last, "last", 0, "show only this number of nodes, the last ones")
@@ -48,9 +54,28 @@ func (a *app) show() *cobra.Command {
 	c.Flags().BoolVar(&f.all, "all", false, "show also what the agent noted for itself and what the model thought")
 	c.Flags().BoolVar(&f.full, "full", false, "show all nodes in the order of commits, those on other branches as well")
 	c.Flags().BoolVar(&f.whole, "whole", false, "do not fold long payloads")
+	c.Flags().BoolVar(&f.html, "html", false, "print a web page")
+	c.Flags().BoolVar(&f.markdown, "markdown", false, "print Markdown")
+	c.Flags().BoolVar(&f.redact, "redact", false, "replace passwords, keys and the like in a page or document")
 	jsonFlag(c, &f.asLines)
+	c.MarkFlagsMutuallyExclusive("html", "markdown", "json")
 	a.complete(c)
 	return c
+}
+
+// write prints nodes as a page or a document.
+func (f *showFlags) write(w io.Writer, info *turnstone.Info, all, nodes []turnstone.Node) error {
+	s := &page.Session{Info: *info, Nodes: nodes, All: all, Thoughts: f.all, Location: time.Local}
+	if f.redact {
+		s.Nodes = slices.Clone(nodes)
+		for i := range s.Nodes {
+			s.Nodes[i].Payload = importer.Redact(s.Nodes[i].Payload, findSecrets)
+		}
+	}
+	if f.markdown {
+		return page.WriteMarkdown(w, s)
+	}
+	return page.Write(w, s)
 }
 
 func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -64,6 +89,9 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 		return err
 	}
 	scope.Full = f.full
+	if f.redact && !f.html && !f.markdown {
+		return usageError{errors.New("--redact goes with --html or --markdown")}
+	}
 	if f.last < 0 {
 		return usageError{fmt.Errorf("--last must not be negative, is %d", f.last)}
 	}
@@ -95,6 +123,9 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 		hidden -= len(state.Nodes)
 	}
 	state.Nodes = lastOf(state.Nodes, f.last)
+	if f.html || f.markdown {
+		return errors.Join(f.write(out, &info, all, state.Nodes), out.Flush())
+	}
 	r.head(&info, state)
 	if hidden > 0 {
 		r.printf("hidden    %s of bookkeeping and thoughts; --all shows them\n", plural(hidden, "node"))

@@ -33,6 +33,12 @@ func (p *parser) redact(data []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
+// Redact replaces the secrets in a payload, each by the name of the rule that found it.
+func Redact(payload []byte, secrets Secrets) []byte {
+	p := parser{secrets: secrets}
+	return p.redact(payload)
+}
+
 // Between stands between the values of an object in the text that is searched for its secrets.
 const Between = "\x00\n"
 
