@@ -127,7 +127,7 @@ func TestBK1_EachRunCanBeRestored(t *testing.T) {
 				all  map[string]string
 			}
 			var points []point
-			for range 7 {
+			for range testkit.Pick(7, 7, 3) {
 				for range 3 + p.r.IntN(15) {
 					p.step()
 				}
@@ -282,7 +282,7 @@ func TestBK1_BackupsGoBetweenAllEngines(t *testing.T) {
 		to := backup.Directory(t.TempDir() + "/backup")
 		p.st = st
 		var last *backup.Report
-		for range 3 {
+		for range testkit.Pick(3, 3, 2) {
 			for range 12 {
 				p.step()
 			}

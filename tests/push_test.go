@@ -243,7 +243,7 @@ func TestPU3_WhatHasDivergedBecomesABranch(t *testing.T) {
 	for seed := range randomHistories() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			a, b, here, there := apart(t, seed)
-			for range 3 {
+			for range testkit.Pick(3, 3, 1) {
 				for range 15 {
 					here.commit()
 					there.commit()

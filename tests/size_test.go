@@ -61,7 +61,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 // and vacuum the store takes about what one that never had them does.
 func TestG5_DeletingHalfGivesTheSpaceBack(t *testing.T) {
 	testkit.Slow(t)
-	sessions, turns := testkit.Pick(2000, 400, 200), 5
+	sessions, turns := testkit.Pick(1000, 400, 200), 5
 	for name, start := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
