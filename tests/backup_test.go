@@ -17,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // backedUp makes a run of a backup.
