@@ -52,6 +52,9 @@ type Options struct {
 	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10
 	// seconds, at most 30: so long a server remembers what it did for sure.
 	Patience time.Duration
+	// Dial, if set, makes the connections, and the address is not looked at: server.Server.Dial connects with a server in
+	// the same process.
+	Dial func(ctx context.Context) (net.Conn, error)
 	// Memory is the budget of what the client keeps in memory: the last large commits, from which the next are sent as
 	// differences. Default: the process's own.
 	Memory *engine.MemoryBudget
@@ -103,7 +106,11 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	}
 	d := &net.Dialer{Timeout: 10 * time.Second}
 	t.DialContext = d.DialContext
-	if path, unix := strings.CutPrefix(address, "unix:"); unix && path != "" {
+	if c.o.Dial != nil {
+		c.base = "http://turnstone"
+		t.Proxy = nil
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return c.o.Dial(ctx) }
+	} else if path, unix := strings.CutPrefix(address, "unix:"); unix && path != "" {
 		c.base = "http://turnstone"
 		t.Proxy = nil
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, path) }

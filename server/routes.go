@@ -67,6 +67,9 @@ func (s *Server) routes() *http.ServeMux {
 		if allowed := methods[r.URL.Path]; allowed != nil {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
 			err = fmt.Errorf("%w: %s %q: want %s", wire.ErrMethod, r.Method, r.URL.Path, strings.Join(allowed, " or "))
+		} else if s.o.Pages != nil && !strings.HasPrefix(r.URL.Path, "/v1/") {
+			s.o.Pages.ServeHTTP(w, r)
+			return
 		}
 		s.fail(w.(*answer), r, err)
 	})

@@ -74,6 +74,9 @@ type Options struct {
 	IdleTimeout time.Duration
 	// Heartbeat is how often a watch, and a collection, sends something. Default 15 seconds.
 	Heartbeat time.Duration
+	// Pages, if set, answers the requests whose path is none of the protocol's, such as those for the pages of
+	// `turnstone serve --ui`. Tokens are its own business.
+	Pages http.Handler
 	// Logger is told of errors that are not the caller's. Default: none.
 	Logger *slog.Logger
 }
@@ -95,6 +98,7 @@ type Server struct {
 	working  sync.WaitGroup // writes, which go on without their callers
 	active   activity
 	looked   health
+	local    local
 
 	mu     sync.Mutex // guards spaces
 	spaces map[string]*space
@@ -139,7 +143,7 @@ func New(o Options) (*Server, error) {
 		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](cache.Of(o.Memory).Bases), metrics: newMetrics(),
 		conns: newConnections(o.MaxConnections), stopping: make(chan struct{}), spaces: map[string]*space{},
 	}
-	s.uploads = newUploads(s)
+	s.uploads, s.local = newUploads(s), newLocal(s)
 	s.active.since = time.Now()
 	s.mux = s.routes()
 	return s, nil
@@ -196,7 +200,7 @@ func (s *Server) Close() error {
 	s.spaces = nil
 	s.mu.Unlock()
 	s.working.Wait()
-	var err error
+	err := s.local.http.Close()
 	for _, sp := range spaces {
 		err = errors.Join(err, sp.close())
 	}

@@ -195,7 +195,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
 		{"Keep", []*cobra.Command{a.backup(), a.restore(), a.recover()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.namespaces(), a.keys(), a.reencrypt(), a.upgrade()}},
-		{"Serve", []*cobra.Command{a.serve(), a.token()}},
+		{"Serve", []*cobra.Command{a.ui(), a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {

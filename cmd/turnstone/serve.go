@@ -33,7 +33,9 @@ type serving struct {
 	stdio, mustExist          bool
 	maintain, scrub, idle     time.Duration
 	limits                    server.Options
-	log                       io.Writer // what goes wrong in the background
+	ui, readOnly              bool
+	own                       func(token string) (server.Grant, bool) // of `turnstone ui`, in place of tokens
+	log                       io.Writer                               // what goes wrong in the background
 	request, bodies           byteSize
 }
 
@@ -60,6 +62,8 @@ func (a *app) serve() *cobra.Command {
 	}
 	c.Flags().StringVar(&s.listen, "listen", "", "where: unix:PATH, or HOST:PORT; default unix:"+socketName+" in the store's directory")
 	c.Flags().BoolVar(&s.stdio, "stdio", false, "serve one connection, on the standard input and output")
+	c.Flags().BoolVar(&s.ui, "ui", false, "serve pages to look at the store, too, for browsers; they ask for a token")
+	c.Flags().BoolVar(&s.readOnly, "ui-read-only", false, "serve pages that change nothing, whatever a token allows")
 	c.Flags().BoolVar(&s.mustExist, "must-exist", false, "fail if there is no store, rather than make one")
 	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of 'turnstone token' each")
 	c.Flags().StringVar(&s.cert, "tls-cert", "", "file of the certificate, in PEM")
@@ -77,7 +81,7 @@ func (a *app) serve() *cobra.Command {
 	c.Flags().Int64Var(&o.MaxWatches, "max-watches", 0, "watches at once; default 1024")
 	c.Flags().IntVar(&o.MaxUploads, "max-uploads", 0, "uploads that have begun and not ended; default 256")
 	c.Flags().Int64Var(&o.MaxBundles, "max-bundles", 0, "bundles that are sent at once, and that come at once, each with up to 200 MB of memory; default 4 each")
-	for _, other := range []string{"listen", "tokens", "tls-cert", "tls-key"} {
+	for _, other := range []string{"listen", "tokens", "tls-cert", "tls-key", "ui", "ui-read-only"} {
 		c.MarkFlagsMutuallyExclusive("stdio", other)
 	}
 	c.Flags().DurationVar(&o.Patience, "patience", 0, "how long a request waits for others, and the server for who sends or takes nothing; default 30s")
@@ -162,8 +166,13 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 	if err := first.Close(); err != nil {
 		return err
 	}
-	srv, err := server.New(o)
-	if err != nil {
+	var srv *server.Server
+	if s.ui || s.readOnly {
+		pages := s.pages(&o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
+		defer func() { err = errors.Join(err, pages.Close()) }()
+		o.Pages = pages
+	}
+	if srv, err = server.New(o); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, srv.Close()) }()
@@ -255,6 +264,9 @@ func (a *app) check(s *serving) (address string, err error) {
 		address = "unix:" + filepath.Join(dir, socketName)
 	}
 	if s.stdio || strings.HasPrefix(address, "unix:") {
+		if s.ui || s.readOnly {
+			return "", usageError{errors.New("browsers come to a TCP port: --ui needs --listen HOST:PORT and --tokens")}
+		}
 		if s.cert != "" {
 			return "", usageError{errors.New("a Unix socket has no TLS")}
 		}
@@ -264,7 +276,7 @@ func (a *app) check(s *serving) (address string, err error) {
 	if err != nil {
 		return "", usageError{fmt.Errorf("--listen: %w; want unix:PATH or HOST:PORT", err)}
 	}
-	if s.tokens == "" {
+	if s.tokens == "" && s.own == nil {
 		return "", usageError{errors.New("a TCP port needs --tokens: any user of this machine, or of others, can connect")}
 	}
 	ip, err := netip.ParseAddr(host)
@@ -303,6 +315,7 @@ func (s *serving) secrets(o *server.Options) (reload func() error, err error) {
 		cert.Store(own)
 		return nil
 	}
+	o.Tokens = s.own
 	if s.tokens != "" {
 		o.Tokens = func(token string) (server.Grant, bool) { return (*tokens.Load())(token) }
 	}

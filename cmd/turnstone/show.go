@@ -67,9 +67,18 @@ func (a *app) show() *cobra.Command {
 func (f *showFlags) write(w io.Writer, info *turnstone.Info, all, nodes []turnstone.Node) error {
 	s := &page.Session{Info: *info, Nodes: nodes, All: all, Thoughts: f.all, Location: time.Local}
 	if f.redact {
+		text := func(field *string) { *field = string(importer.Redact([]byte(*field), findSecrets)) }
+		for _, field := range []*string{&s.Info.Name, &s.Info.Model, &s.Info.Cwd, &s.Info.Group} {
+			text(field)
+		}
 		s.Nodes = slices.Clone(nodes)
 		for i := range s.Nodes {
-			s.Nodes[i].Payload = importer.Redact(s.Nodes[i].Payload, findSecrets)
+			n := &s.Nodes[i]
+			n.Payload = importer.Redact(n.Payload, findSecrets)
+			n.Attachments = slices.Clone(n.Attachments)
+			for j := range n.Attachments {
+				text(&n.Attachments[j].Name)
+			}
 		}
 	}
 	if f.markdown {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -19,6 +20,7 @@ func WriteMarkdown(w io.Writer, s *Session) error {
 		title = s.Info.ID
 	}
 	fmt.Fprintf(out, "# %s\n", oneLine(title))
+	names := s.callNames()
 	for _, p := range parts(s) {
 		fmt.Fprintf(out, "\n## %s, %s\n", oneLine(p.Node.Kind), p.Time)
 		for _, b := range importer.Blocks(p.Node.Payload) {
@@ -30,9 +32,10 @@ func WriteMarkdown(w io.Writer, s *Session) error {
 					fmt.Fprintf(out, "\n> %s\n", strings.ReplaceAll(strings.TrimSpace(b.Text), "\n", "\n> "))
 				}
 			case importer.CallBlock:
-				fmt.Fprintf(out, "\nCalls `%s`:\n", strings.ReplaceAll(oneLine(b.Call.Name), "`", "'"))
+				fmt.Fprintf(out, "\nCalls `%s`:\n", code(b.Call.Name))
 				fenced(out, "json", b.Text)
 			case importer.ResultBlock:
+				fmt.Fprintf(out, "\nResult of `%s`:\n", code(names[b.Call.ID]))
 				fenced(out, "", b.Text)
 			case importer.ImageBlock:
 				fmt.Fprintf(out, "\n(an image, %s, %d bytes)\n", oneLine(b.Media), len(b.Data))
@@ -53,5 +56,8 @@ func fenced(w io.Writer, language, text string) {
 	}
 	fmt.Fprintf(w, "\n%s%s\n%s\n%s\n", fence, language, strings.TrimRight(text, "\n"), fence)
 }
+
+// code returns a name as it may stand between backticks.
+func code(name string) string { return strings.ReplaceAll(cmp.Or(oneLine(name), "?"), "`", "'") }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -6,7 +6,6 @@
 package page
 
 import (
-	"bytes"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
@@ -16,25 +15,21 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alecthomas/chroma/v2"
-	"github.com/alecthomas/chroma/v2/formatters/html"
-	"github.com/alecthomas/chroma/v2/lexers"
-	"github.com/microcosm-cc/bluemonday"
-	"github.com/yuin/goldmark"
-	"github.com/yuin/goldmark/ast"
-	"github.com/yuin/goldmark/extension"
-	"github.com/yuin/goldmark/renderer"
-	"github.com/yuin/goldmark/util"
-
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/graph"
 )
 
+// Style is the style sheet of what Conversation writes.
+//
 //go:embed style.css
-var style string
+var Style string
 
 //go:embed session.html
 var sessionSource string
+
+//go:embed conversation.html
+var conversationSource string
 
 // A Session is what a page of a session shows.
 type Session struct {
@@ -46,20 +41,27 @@ type Session struct {
 	Thoughts bool
 	// Location is that of the times; UTC if it is nil.
 	Location *time.Location
+	// Beside, if set, returns what stands in the title of a node, and below it.
+	Beside func(*turnstone.Node) (title, below template.HTML)
 }
 
 // Write writes a page that stands by itself: one file, without a script, that loads nothing.
 func Write(w io.Writer, s *Session) error {
-	sum := sha256.Sum256([]byte(style))
+	sum := sha256.Sum256([]byte(Style))
 	return sessionPage.Execute(w, struct {
 		*Session
 		Style  template.CSS
 		Policy string
 		Parts  []part
-	}{s, template.CSS(style), "default-src 'none'; img-src data:; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'", parts(s)})
+	}{s, template.CSS(Style), "default-src 'none'; img-src data:; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'", parts(s)})
 }
 
-var sessionPage = template.Must(template.New("session").Funcs(template.FuncMap{"plural": plural}).Parse(sessionSource))
+// Conversation writes the nodes of a session, for a page that has Style.
+func Conversation(w io.Writer, s *Session) error {
+	return sessionPage.ExecuteTemplate(w, "conversation", parts(s))
+}
+
+var sessionPage = template.Must(template.Must(template.New("session").Funcs(template.FuncMap{"plural": plural}).Parse(sessionSource)).Parse(conversationSource))
 
 func plural(n int, what string) string {
 	if n == 1 {
@@ -70,19 +72,23 @@ func plural(n int, what string) string {
 
 // A part is a node on the page.
 type part struct {
-	Node   turnstone.Node
-	ID     string // short
-	Time   string
-	Blocks []block
+	Node         turnstone.Node
+	ID           string // short
+	Time         string
+	Blocks       []block
+	Answers      bool // All that it has is shown at the calls of tools that it answers.
+	Title, Below template.HTML
 }
 
 // A block is a block of a node on the page.
 type block struct {
-	Kind  string // text, thought, call, result or image
-	HTML  template.HTML
-	Title string       // of a call or result
-	Image template.URL // a data URL
-	Long  bool         // to be folded
+	Kind   string // text, thought, call, result or image
+	HTML   template.HTML
+	Title  string       // of a call or result
+	Image  template.URL // a data URL
+	Long   bool         // to be folded
+	Result template.HTML
+	Done   bool // a call that has Result
 }
 
 // maxImage is how many bytes an image may have that is shown.
@@ -91,8 +97,47 @@ const maxImage = 4 << 20
 // images are the media types of images that are shown. SVG is none of them: it can have scripts.
 var images = map[string]bool{"image/png": true, "image/jpeg": true, "image/gif": true, "image/webp": true, "image/avif": true}
 
-// parts returns the nodes of a session as they are shown.
+// IsImage reports whether a media type is one of an image that pages show.
+func IsImage(mediaType string) bool { return images[mediaType] }
+
+// parts returns the nodes of a session as they are shown. Results stand at their calls, if these are among the nodes.
 func parts(s *Session) []part {
+	names := s.callNames()
+	location := s.Location
+	if location == nil {
+		location = time.UTC
+	}
+	calls := map[string]place{} // whose result has not come yet, by their ids
+	out := make([]part, len(s.Nodes))
+	for i := range s.Nodes {
+		n, p := &s.Nodes[i], &out[i]
+		*p = part{Node: *n, ID: Short(n.ID), Time: n.Time.In(location).Format("2006-01-02 15:04:05 MST")}
+		for _, b := range importer.Blocks(n.Payload) {
+			if b.Kind == importer.ThoughtBlock && !s.Thoughts {
+				continue
+			}
+			one := shown(&b, names)
+			if at, ok := calls[b.Call.ID]; ok && b.Kind == importer.ResultBlock {
+				call := &out[at.part].Blocks[at.block]
+				call.Result, call.Done, p.Answers = one.HTML, true, true
+				delete(calls, b.Call.ID)
+				continue
+			}
+			if b.Kind == importer.CallBlock && b.Call.ID != "" {
+				calls[b.Call.ID] = place{i, len(p.Blocks)}
+			}
+			p.Blocks = append(p.Blocks, one)
+		}
+		p.Answers = p.Answers && len(p.Blocks) == 0
+		if s.Beside != nil {
+			p.Title, p.Below = s.Beside(n)
+		}
+	}
+	return out
+}
+
+// callNames returns the names of the calls of tools, by their ids.
+func (s *Session) callNames() map[string]string {
 	all := s.All
 	if all == nil {
 		all = s.Nodes
@@ -103,23 +148,14 @@ func parts(s *Session) []part {
 			names[c.ID] = c.Name
 		}
 	}
-	location := s.Location
-	if location == nil {
-		location = time.UTC
-	}
-	out := make([]part, len(s.Nodes))
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		out[i] = part{Node: *n, ID: n.ID.String()[:12], Time: n.Time.In(location).Format("2006-01-02 15:04:05")}
-		for _, b := range importer.Blocks(n.Payload) {
-			if b.Kind == importer.ThoughtBlock && !s.Thoughts {
-				continue
-			}
-			out[i].Blocks = append(out[i].Blocks, shown(&b, names))
-		}
-	}
-	return out
+	return names
 }
+
+// A place is that of a block among parts.
+type place struct{ part, block int }
+
+// Short returns the beginning of the id of a node, for people.
+func Short(id graph.ID) string { return id.String()[:12] }
 
 // shown returns a block as it is shown.
 func shown(b *importer.Block, names map[string]string) block {
@@ -141,92 +177,4 @@ func shown(b *importer.Block, names map[string]string) block {
 		return block{Kind: "image", Image: template.URL("data:" + b.Media + ";base64," + base64.StdEncoding.EncodeToString(b.Data))}
 	}
 	return block{Kind: "text", HTML: Markdown(b.Text)}
-}
-
-// markdown renders GitHub's dialect, without raw HTML, and with code that is highlighted by classes.
-var markdown = goldmark.New(
-	goldmark.WithExtensions(extension.GFM),
-	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, 1))),
-)
-
-// policy is what of rendered markdown stays. Images don't: they would be loaded from elsewhere.
-var policy = func() *bluemonday.Policy {
-	p := bluemonday.NewPolicy()
-	p.AllowElements("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "span")
-	p.AllowAttrs("class").Matching(bluemonday.SpaceSeparatedTokens).OnElements("span", "pre", "code")
-	p.AllowAttrs("align").Matching(bluemonday.CellAlign).OnElements("th", "td")
-	p.AllowAttrs("start").Matching(bluemonday.Integer).OnElements("ol")
-	p.AllowAttrs("href").OnElements("a")
-	p.AllowURLSchemes("http", "https", "mailto")
-	p.AllowRelativeURLs(false)
-	p.RequireParseableURLs(true)
-	p.RequireNoFollowOnLinks(true)
-	p.RequireNoReferrerOnLinks(true)
-	return p
-}()
-
-// maxMarkdown is how many bytes are rendered as markdown. Longer text is shown as it is.
-const maxMarkdown = 256 << 10
-
-// Markdown returns text that is markdown as HTML that runs nothing and loads nothing.
-func Markdown(text string) template.HTML {
-	if len(text) > maxMarkdown {
-		return Code(text, "")
-	}
-	var out bytes.Buffer
-	if err := markdown.Convert([]byte(text), &out); err != nil {
-		return Code(text, "")
-	}
-	return template.HTML(policy.SanitizeBytes(out.Bytes()))
-}
-
-// codeRenderer renders the code blocks of markdown.
-type codeRenderer struct{}
-
-// RegisterFuncs implements renderer.NodeRenderer.
-func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
-	render := func(w util.BufWriter, source []byte, n ast.Node, entering bool) (ast.WalkStatus, error) {
-		if !entering {
-			return ast.WalkContinue, nil
-		}
-		var text strings.Builder
-		for i := range n.Lines().Len() {
-			line := n.Lines().At(i)
-			text.Write(line.Value(source))
-		}
-		language := ""
-		if f, ok := n.(*ast.FencedCodeBlock); ok {
-			language = string(f.Language(source))
-		}
-		_, err := w.WriteString(string(Code(text.String(), language)))
-		return ast.WalkSkipChildren, err
-	}
-	r.Register(ast.KindFencedCodeBlock, render)
-	r.Register(ast.KindCodeBlock, render)
-}
-
-// maxHighlighted is how many bytes of code are highlighted.
-const maxHighlighted = 64 << 10
-
-var formatter = html.New(html.WithClasses(true), html.PreventSurroundingPre(true))
-
-// Code returns code as HTML. A language that is not known, or none, is not highlighted.
-func Code(text, language string) template.HTML {
-	plain := template.HTML("<pre><code>" + template.HTMLEscapeString(text) + "</code></pre>")
-	if len(text) > maxHighlighted || language == "" {
-		return plain
-	}
-	lexer := lexers.Get(language)
-	if lexer == nil {
-		return plain
-	}
-	tokens, err := chroma.Coalesce(lexer).Tokenise(nil, text)
-	if err != nil {
-		return plain
-	}
-	var out bytes.Buffer
-	if err := formatter.Format(&out, chroma.MustNewStyle("turnstone", chroma.StyleEntries{}), tokens); err != nil {
-		return plain
-	}
-	return template.HTML("<pre><code>" + out.String() + "</code></pre>")
 }

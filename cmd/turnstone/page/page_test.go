@@ -43,7 +43,7 @@ func check(t *testing.T, what string, page []byte) {
 		}
 		for _, a := range n.Attr {
 			switch a.Key {
-			case "lang", "charset", "name", "content", "http-equiv", "id", "class", "open", "rel", "alt", "align", "start":
+			case "lang", "charset", "name", "content", "http-equiv", "id", "class", "open", "rel", "alt", "align", "start", "data-id":
 			case "href":
 				u, err := url.Parse(a.Val)
 				if err != nil || !slices.Contains([]string{"http", "https", "mailto"}, u.Scheme) && !strings.HasPrefix(a.Val, "#n-") {
@@ -127,7 +127,7 @@ func TestUI1_APageShowsAConversation(t *testing.T) {
 	check(t, "conversation", out.Bytes())
 	for _, want := range []string{
 		"<strong>this</strong>", "<td>1</td>", "<summary>Thoughts</summary>", `<span class="kd">func</span>`, `href="https://example.com" rel="nofollow noreferrer"`,
-		"Calls <b>look</b>", "Result of <b>look</b>", "&lt;b&gt;found&lt;/b&gt;", `src="data:image/png;base64,iVBORw0KGgo="`,
+		"Calls <b>look</b>", `<p class="soft">Result</p>`, "its result stands at the call", "&lt;b&gt;found&lt;/b&gt;", `src="data:image/png;base64,iVBORw0KGgo="`,
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the page lacks %s", want)

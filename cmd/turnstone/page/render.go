@@ -1,0 +1,105 @@
+package page
+
+import (
+	"bytes"
+	"html/template"
+	"strings"
+
+	"github.com/alecthomas/chroma/v2"
+	"github.com/alecthomas/chroma/v2/formatters/html"
+	"github.com/alecthomas/chroma/v2/lexers"
+	"github.com/microcosm-cc/bluemonday"
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	"github.com/yuin/goldmark/renderer"
+	"github.com/yuin/goldmark/util"
+)
+
+// markdown renders GitHub's dialect, without raw HTML, and with code that is highlighted by classes.
+var markdown = goldmark.New(
+	goldmark.WithExtensions(extension.GFM),
+	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, 1))),
+)
+
+// policy is what of rendered markdown stays. Images don't: they would be loaded from elsewhere.
+var policy = func() *bluemonday.Policy {
+	p := bluemonday.NewPolicy()
+	p.AllowElements("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "span")
+	p.AllowAttrs("class").Matching(bluemonday.SpaceSeparatedTokens).OnElements("span", "pre", "code")
+	p.AllowAttrs("align").Matching(bluemonday.CellAlign).OnElements("th", "td")
+	p.AllowAttrs("start").Matching(bluemonday.Integer).OnElements("ol")
+	p.AllowAttrs("href").OnElements("a")
+	p.AllowURLSchemes("http", "https", "mailto")
+	p.AllowRelativeURLs(false)
+	p.RequireParseableURLs(true)
+	p.RequireNoFollowOnLinks(true)
+	p.RequireNoReferrerOnLinks(true)
+	return p
+}()
+
+// maxMarkdown is how many bytes are rendered as markdown. Longer text is shown as it is.
+const maxMarkdown = 256 << 10
+
+// Markdown returns text that is markdown as HTML that runs nothing and loads nothing.
+func Markdown(text string) template.HTML {
+	if len(text) > maxMarkdown {
+		return Code(text, "")
+	}
+	var out bytes.Buffer
+	if err := markdown.Convert([]byte(text), &out); err != nil {
+		return Code(text, "")
+	}
+	return template.HTML(policy.SanitizeBytes(out.Bytes()))
+}
+
+// codeRenderer renders the code blocks of markdown.
+type codeRenderer struct{}
+
+// RegisterFuncs implements renderer.NodeRenderer.
+func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
+	render := func(w util.BufWriter, source []byte, n ast.Node, entering bool) (ast.WalkStatus, error) {
+		if !entering {
+			return ast.WalkContinue, nil
+		}
+		var text strings.Builder
+		for i := range n.Lines().Len() {
+			line := n.Lines().At(i)
+			text.Write(line.Value(source))
+		}
+		language := ""
+		if f, ok := n.(*ast.FencedCodeBlock); ok {
+			language = string(f.Language(source))
+		}
+		_, err := w.WriteString(string(Code(text.String(), language)))
+		return ast.WalkSkipChildren, err
+	}
+	r.Register(ast.KindFencedCodeBlock, render)
+	r.Register(ast.KindCodeBlock, render)
+}
+
+// maxHighlighted is how many bytes of code are highlighted.
+const maxHighlighted = 64 << 10
+
+var formatter = html.New(html.WithClasses(true), html.PreventSurroundingPre(true))
+
+// Code returns code as HTML. A language that is not known, or none, is not highlighted.
+func Code(text, language string) template.HTML {
+	plain := template.HTML("<pre><code>" + template.HTMLEscapeString(text) + "</code></pre>")
+	if len(text) > maxHighlighted || language == "" {
+		return plain
+	}
+	lexer := lexers.Get(language)
+	if lexer == nil {
+		return plain
+	}
+	tokens, err := chroma.Coalesce(lexer).Tokenise(nil, text)
+	if err != nil {
+		return plain
+	}
+	var out bytes.Buffer
+	if err := formatter.Format(&out, chroma.MustNewStyle("turnstone", chroma.StyleEntries{}), tokens); err != nil {
+		return plain
+	}
+	return template.HTML("<pre><code>" + out.String() + "</code></pre>")
+}

@@ -1,0 +1,196 @@
+// The pages work without this script. With it, they follow what is committed, get the parts of a long conversation when
+// they come into sight, and have keys.
+"use strict";
+
+// What the server sends as a part of a page is HTML that it has made safe.
+const fragments = window.trustedTypes?.createPolicy("fragments", { createHTML: (text) => text }) ?? { createHTML: (text) => text };
+
+async function get(address) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" } });
+  if (!answer.ok) throw Object.assign(new Error(`${answer.status}`), { status: answer.status });
+  return fragments.createHTML(await answer.text());
+}
+
+function say(text) {
+  document.getElementById("said").textContent = text;
+}
+
+// Parts of a conversation come when they are near, and go when they are far, so that only some are on the page.
+const loading = new Set();
+function fill(part) {
+  if (part.classList.contains("full") || loading.has(part)) return;
+  loading.add(part);
+  get(part.dataset.get)
+    .then((html) => {
+      part.innerHTML = html;
+      part.classList.add("full");
+      part.classList.remove("failed");
+    })
+    .catch(() => part.classList.add("failed"))
+    .finally(() => loading.delete(part));
+}
+const near = new IntersectionObserver(
+  (entries) => {
+    for (const e of entries) if (e.isIntersecting) fill(e.target);
+  },
+  { rootMargin: "3000px" },
+);
+const far = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting, boundingClientRect } of entries) {
+      if (isIntersecting || !target.classList.contains("full") || target.contains(document.activeElement)) continue;
+      target.style.minHeight = `${boundingClientRect.height}px`; // It takes the same place.
+      target.classList.remove("full");
+      target.replaceChildren();
+    }
+  },
+  { rootMargin: "15000px" },
+);
+for (const part of document.querySelectorAll(".chunk[data-get]")) {
+  near.observe(part);
+  far.observe(part);
+}
+
+// Sub-agents and forks open in place.
+document.addEventListener(
+  "toggle",
+  (event) => {
+    const child = event.target;
+    if (!child.open || !child.matches?.("details.child") || child.dataset.done) return;
+    child.dataset.done = "yes";
+    get(child.dataset.get).then(
+      (html) => (child.querySelector("div").innerHTML = html),
+      () => delete child.dataset.done,
+    );
+  },
+  true,
+);
+
+// The page begins at the end of a conversation, and stays there while it grows, until somebody scrolls up.
+const talk = document.getElementById("conversation");
+let stay = Boolean(talk) && !location.hash;
+const toEnd = () => window.scrollTo(0, document.body.scrollHeight);
+if (talk) {
+  let before = window.scrollY;
+  addEventListener("scroll", () => {
+    if (window.innerHeight + window.scrollY > document.body.scrollHeight - 100) stay = true;
+    else if (window.scrollY < before) stay = false;
+    before = window.scrollY;
+  });
+  new ResizeObserver(() => stay && toEnd()).observe(talk);
+}
+if (talk?.dataset.live) {
+  const events = new EventSource(talk.dataset.live);
+  let busy = false;
+  let again = false;
+  const follow = async () => {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    do {
+      again = false;
+      try {
+        const box = document.createElement("section");
+        box.className = "chunk full";
+        box.innerHTML = await get(talk.dataset.last ? `${talk.dataset.new}&after=${talk.dataset.last}` : talk.dataset.new);
+        const last = box.querySelector("article:last-of-type");
+        if (last) {
+          talk.dataset.last = last.dataset.id;
+          talk.append(box);
+          say(`${box.querySelectorAll("article").length} new messages`);
+        }
+      } catch (error) {
+        if (error.status === 404) {
+          events.close();
+          const note = document.createElement("p");
+          note.className = "note";
+          const link = document.createElement("a");
+          link.href = location.href;
+          link.textContent = "The conversation goes on from elsewhere now. Show it.";
+          note.append(link);
+          talk.append(note);
+        }
+      }
+    } while (again);
+    busy = false;
+  };
+  events.onmessage = (event) => {
+    const { revision } = JSON.parse(event.data);
+    const slider = document.getElementById("at");
+    if (slider && slider.value === slider.max) {
+      slider.max = revision;
+      slider.value = revision;
+      document.getElementById("shown-at").textContent = revision;
+    }
+    follow();
+  };
+}
+
+// The list of sessions is as new as the store.
+const rows = document.getElementById("rows");
+if (rows && !new URLSearchParams(location.search).has("after")) {
+  new EventSource(rows.dataset.live).onmessage = async () => {
+    const here = new URL(location.href);
+    here.searchParams.set("rows", "");
+    const chosen = rows.querySelector(".chosen a")?.href;
+    rows.innerHTML = await get(here);
+    if (chosen) [...rows.querySelectorAll("a.item")].find((a) => a.href === chosen)?.closest("tr").classList.add("chosen");
+    say("The list has changed");
+  };
+}
+
+const slider = document.getElementById("at");
+slider?.addEventListener("input", () => (document.getElementById("shown-at").textContent = slider.value));
+slider?.addEventListener("change", () => slider.form.requestSubmit());
+
+// Keys.
+function items() {
+  return [...document.querySelectorAll("#rows tr, .history > li, #conversation article")].filter((i) => i.querySelector("a"));
+}
+function choose(next) {
+  if (!next) return;
+  for (const c of document.querySelectorAll(".chosen")) c.classList.remove("chosen");
+  next.classList.add("chosen");
+  const link = next.querySelector("a.item, h2 a, a");
+  link.focus({ preventScroll: true });
+  next.scrollIntoView({ block: "nearest" });
+}
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select, [contenteditable]")) return;
+  const all = items();
+  const at = all.findIndex((i) => i.classList.contains("chosen"));
+  switch (event.key) {
+    case "/":
+      document.getElementById("search") ? document.getElementById("search").focus() : (location.href = "/ui/");
+      break;
+    case "j":
+      choose(all[Math.min(at + 1, all.length - 1)]);
+      break;
+    case "k":
+      choose(all[at < 0 ? all.length - 1 : Math.max(at - 1, 0)]);
+      break;
+    case "g":
+      window.scrollTo(0, 0);
+      choose(all[0]);
+      break;
+    case "G":
+      toEnd();
+      choose(all[all.length - 1]);
+      break;
+    case "Enter": {
+      const folded = all[at]?.matches("article") ? all[at].querySelectorAll(":scope > details") : [];
+      if (folded.length === 0) return;
+      const open = ![...folded].some((d) => d.open);
+      for (const d of folded) d.open = open;
+      break;
+    }
+    case "?":
+      location.href = "/ui/help";
+      break;
+    default:
+      return;
+  }
+  event.preventDefault();
+});
