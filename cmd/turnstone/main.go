@@ -190,16 +190,17 @@ func (a *app) addCommands(root *cobra.Command) {
 		commands []*cobra.Command
 	}{
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status(), a.resume()}},
-		{"Look", []*cobra.Command{a.sessions(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
+		{"Look", []*cobra.Command{a.sessions(), a.search(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},
 		{"Keep", []*cobra.Command{a.backup(), a.restore(), a.recover()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.scrub(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.namespaces(), a.keys(), a.reencrypt(), a.upgrade()}},
-		{"Serve", []*cobra.Command{a.ui(), a.serve(), a.token()}},
+		{"Serve", []*cobra.Command{a.ui(), a.mcp(), a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {
 			c.GroupID = g.title
+			a.forgetting(c)
 			a.mistakes(c)
 			for _, below := range c.Commands() {
 				a.mistakes(below)

@@ -163,12 +163,10 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 	if err != nil {
 		return err
 	}
-	if err := first.Close(); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, first.Close()) }()
 	var srv *server.Server
 	if s.ui || s.readOnly {
-		pages := s.pages(&o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
+		pages := a.pages(s, first, &o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		o.Pages = pages
 	}

@@ -7,11 +7,15 @@ import (
 	"net"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/ui"
+	"github.com/turnstonedb/turnstone/internal/wire"
+	"github.com/turnstonedb/turnstone/search"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -75,10 +79,10 @@ func (a *app) runUI(cmd *cobra.Command, s *serving) error {
 	return a.runServe(cmd.Context(), p.w, s, l)
 }
 
-// pages returns the pages of a server, which reach it by dial.
-func (s *serving) pages(o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
+// pages returns the pages of a server, which reach it by dial. They search the default namespace, which is st.
+func (a *app) pages(s *serving, st *turnstone.Store, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
 	host, _, _ := net.SplitHostPort(address)
-	return ui.New(ui.Options{
+	options := ui.Options{
 		Open: func(ctx context.Context, token, namespace string) (ui.Store, error) {
 			c, err := client.Open(ctx, "", &client.Options{Token: token, Namespace: namespace, MustExist: true, Dial: dial, Memory: o.Memory})
 			if err != nil {
@@ -87,5 +91,35 @@ func (s *serving) pages(o *server.Options, address string, dial func(context.Con
 			return c, nil
 		},
 		Tokens: o.Tokens, ReadOnly: s.readOnly, Secure: s.cert != "", Loopback: s.cert == "" && host != "",
-	})
+	}
+	if a.indexPath() != "" && a.keyFile == "" && !a.onlyRead {
+		options.Search = func(ctx context.Context, text string) ([]search.Result, error) { return a.find(ctx, st, text) }
+		options.Forget = func(ctx context.Context) error { return a.forgetIn(ctx, st) }
+	}
+	return ui.New(options)
+}
+
+// indexTime is how long a search waits for the index to be made. It goes on from there with the next search.
+const indexTime = 10 * time.Second
+
+// find searches for the pages.
+func (a *app) find(ctx context.Context, st *turnstone.Store, text string) (found []search.Result, err error) {
+	q, err := search.Parse(text, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	x, err := a.index("")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, x.Close()) }()
+	limited, cancel := context.WithTimeout(ctx, indexTime)
+	defer cancel()
+	if _, err := x.Sync(limited, st); err != nil {
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: the index is being made: search again", wire.ErrBusy)
+		}
+		return nil, err
+	}
+	return x.Find(ctx, st, q, search.FindOptions{Limit: 100, Branches: true})
 }

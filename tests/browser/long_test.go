@@ -68,7 +68,14 @@ func TestUI1_ALongConversationIsScrolled(t *testing.T) {
 			t.Errorf("%d messages are on the page", articles)
 		}
 	}
+	// A link leads to any of them.
+	in, err := p.Load(ctx, turnstone.Scope{At: 20, Last: 1})
+	must(t, err)
+	b.run(chromedp.Navigate(fmt.Sprintf("%s/ui/session?id=long&around=%s#n-%s", s.address, in.Leaf, in.Leaf.String()[:12])))
+	b.until(`document.querySelector("article.chosen")?.textContent.includes("number 9999.") && document.querySelector("article.chosen").getBoundingClientRect().top > 0 && document.querySelector("article.chosen").getBoundingClientRect().top < innerHeight`)
 	// One after another they are all there, in order.
+	b.show("session", "id", "long")
+	b.has("meanwhile")
 	b.run(chromedp.Evaluate[chromedp.Void](`window.scrollTo(0, 0)`))
 	seen, y := -1, -1.0
 	for seen < 400 {

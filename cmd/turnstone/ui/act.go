@@ -162,6 +162,15 @@ func (v *visit) label(s *subject) error {
 	return v.to("session", "id", s.ID())
 }
 
+// forgotten forgets what the pages remember of a session of which something was hidden or deleted.
+func (v *visit) forgotten(s *subject) error {
+	v.paths.forget(s.About.Incarnation)
+	if v.o.Forget == nil {
+		return nil
+	}
+	return v.o.Forget(v.r.Context())
+}
+
 func (v *visit) tombstone(s *subject) error {
 	id, err := turnstone.ParseNodeID(v.q.Get("node"))
 	if err != nil {
@@ -170,7 +179,9 @@ func (v *visit) tombstone(s *subject) error {
 	if err := s.Tombstone(v.r.Context(), id); err != nil {
 		return err
 	}
-	v.paths.forget(s.About.Incarnation)
+	if err := v.forgotten(s); err != nil {
+		return err
+	}
 	return v.to("session", "id", s.ID())
 }
 
@@ -181,8 +192,7 @@ func (v *visit) erase(s *subject) error {
 		return err
 	}
 	erasure, err := s.Erase(v.r.Context(), turnstone.EraseOptions{}, id)
-	v.paths.forget(s.About.Incarnation)
-	if err != nil {
+	if err := errors.Join(err, v.forgotten(s)); err != nil {
 		return err
 	}
 	v.render(200, "erased", view{Title: "Erased", Body: &struct {
@@ -197,6 +207,9 @@ func (v *visit) erase(s *subject) error {
 func (v *visit) remove(s *subject) error {
 	err := s.Delete(v.r.Context(), turnstone.KeepChildren)
 	if err != nil && !errors.Is(err, turnstone.ErrSessionDeleted) {
+		return err
+	}
+	if err := v.forgotten(s); err != nil {
 		return err
 	}
 	return v.to("")

@@ -78,18 +78,14 @@ func (v *visit) commits(s *subject, after, to head.Revision) ([]commitRow, error
 		}
 		rows = append(rows, commitRow{LogEntry: e, Current: e.Revision == s.About.Revision})
 	}
-	scope := turnstone.Scope{Full: true, After: after}
-	if to < s.About.Revision {
-		scope.At = to
-	}
 	added := map[graph.ID]head.Revision{}
 	leafOf := map[graph.ID]head.Revision{} // the last commit that left the leaf at a node
 	first := map[head.Revision]turnstone.Node{}
-	for n, err := range s.Nodes(v.r.Context(), scope) {
+	for n, err := range s.Nodes(v.r.Context(), turnstone.Scope{Full: true}) {
 		if err != nil {
 			return nil, err
 		}
-		if n.Inherited {
+		if n.Inherited || n.Revision <= after || n.Revision > to {
 			continue
 		}
 		added[n.ID] = n.Revision

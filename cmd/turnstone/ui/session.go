@@ -94,6 +94,8 @@ type conversation struct {
 	Chunks   []int         // numbers of the parts before them
 	Last     string        // the id of the last node, or ""
 	Thoughts bool
+	Around   int          // the number of the part that has the node that the query asks for, or -1
+	Target   string       // the short id of that node
 	Children []sessionRow // that begin at no node that is shown
 }
 
@@ -109,7 +111,7 @@ func (v *visit) session() error {
 	if err != nil {
 		return err
 	}
-	c := conversation{subject: s, Revision: state.Revision, Thoughts: v.q.Has("all")}
+	c := conversation{subject: s, Revision: state.Revision, Thoughts: v.q.Has("all"), Around: -1}
 	if n := len(state.Nodes); n > 0 {
 		c.Last = state.Nodes[n-1].ID.String()
 		c.Before = state.Nodes[0].Parent
@@ -128,6 +130,9 @@ func (v *visit) session() error {
 			c.Chunks[i] = i
 		}
 	}
+	if err := v.around(&c); err != nil {
+		return err
+	}
 	if c.HTML, err = v.written(s, state.Nodes); err != nil {
 		return err
 	}
@@ -137,6 +142,26 @@ func (v *visit) session() error {
 		}
 	}
 	v.render(200, "session", view{Title: s.Row.Called(), Body: &c})
+	return nil
+}
+
+// around notes in which part the node is that the query asks for, if it is in one.
+func (v *visit) around(c *conversation) error {
+	text := v.q.Get("around")
+	if text == "" || c.Before.IsZero() {
+		return nil
+	}
+	id, err := turnstone.ParseNodeID(text)
+	if err != nil {
+		return err
+	}
+	ids, err := v.paths.get(v.r.Context(), c, c.About.Incarnation, c.Before)
+	if err != nil {
+		return err
+	}
+	if at := lastIndex(ids, id); at >= 0 {
+		c.Around, c.Target = at/chunk, page.Short(id)
+	}
 	return nil
 }
 

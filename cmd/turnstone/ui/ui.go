@@ -23,6 +23,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/page"
 	"github.com/turnstonedb/turnstone/internal/wire"
+	"github.com/turnstonedb/turnstone/search"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -32,6 +33,10 @@ type Options struct {
 	Open func(ctx context.Context, token, namespace string) (Store, error)
 	// Tokens is that of the server: see server.Options.
 	Tokens func(token string) (server.Grant, bool)
+	// Search, if set, finds messages of the default namespace.
+	Search func(ctx context.Context, query string) ([]search.Result, error)
+	// Forget, if set, is called after something was hidden or deleted: it takes the words of that out of the index.
+	Forget func(ctx context.Context) error
 	// ReadOnly shows nothing that changes the store, and refuses it, whatever the token allows.
 	ReadOnly bool
 	// Secure says that browsers come by TLS.
@@ -95,6 +100,7 @@ func (u *UI) routes() *http.ServeMux {
 		"GET /ui/attachment": (*visit).attachment,
 		"GET /ui/diff":       (*visit).diff,
 		"GET /ui/store":      (*visit).store,
+		"GET /ui/search":     (*visit).search,
 		"GET /ui/help":       (*visit).help,
 		"POST /ui/act":       (*visit).act,
 	} {
@@ -208,6 +214,9 @@ func (v *visit) May(scope server.Scope) bool { return !v.o.ReadOnly && v.grant.A
 
 // Sees reports whether the visitor may look at what needs a scope.
 func (v *visit) Sees(scope server.Scope) bool { return v.grant.Allows(scope, v.Space) }
+
+// Searches reports whether messages can be found.
+func (v *visit) Searches() bool { return v.o.Search != nil && v.Space == "" }
 
 // SignedIn reports whether the visitor has given a token.
 func (v *visit) SignedIn() bool { return v.visitor != nil }

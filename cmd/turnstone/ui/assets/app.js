@@ -18,9 +18,9 @@ function say(text) {
 // Parts of a conversation come when they are near, and go when they are far, so that only some are on the page.
 const loading = new Set();
 function fill(part) {
-  if (part.classList.contains("full") || loading.has(part)) return;
+  if (part.classList.contains("full") || loading.has(part)) return undefined;
   loading.add(part);
-  get(part.dataset.get)
+  return get(part.dataset.get)
     .then((html) => {
       part.innerHTML = html;
       part.classList.add("full");
@@ -49,6 +49,16 @@ const far = new IntersectionObserver(
 for (const part of document.querySelectorAll(".chunk[data-get]")) {
   near.observe(part);
   far.observe(part);
+}
+
+// A link to a message leads to it, wherever it is.
+const sought = document.querySelector(".chunk[data-target]");
+if (sought) {
+  fill(sought).then(() => {
+    const target = document.getElementById(sought.dataset.target);
+    target?.scrollIntoView({ block: "center" });
+    target?.classList.add("chosen");
+  });
 }
 
 // Sub-agents and forks open in place.
@@ -147,7 +157,7 @@ slider?.addEventListener("change", () => slider.form.requestSubmit());
 
 // Keys.
 function items() {
-  return [...document.querySelectorAll("#rows tr, .history > li, #conversation article")].filter((i) => i.querySelector("a"));
+  return [...document.querySelectorAll("#rows tr, .history > li, .hits > li, #conversation article")].filter((i) => i.querySelector("a"));
 }
 function choose(next) {
   if (!next) return;
@@ -163,7 +173,7 @@ document.addEventListener("keydown", (event) => {
   const at = all.findIndex((i) => i.classList.contains("chosen"));
   switch (event.key) {
     case "/":
-      document.getElementById("search") ? document.getElementById("search").focus() : (location.href = "/ui/");
+      document.getElementById("search") ? document.getElementById("search").focus() : (location.href = document.querySelector('nav a[href^="/ui/search"]')?.href ?? "/ui/");
       break;
     case "j":
       choose(all[Math.min(at + 1, all.length - 1)]);
