@@ -92,14 +92,17 @@ type finding struct {
 type source struct {
 	incarnation, called string
 	session             *turnstone.Session
-	nodes               []graph.ID // of the path, if branches asks for it
 }
 
 // run gathers results, the newest ones first.
 func (f *finding) run(ctx context.Context) error {
-	chosen, err := f.chosen(ctx)
-	if err != nil || chosen != nil && len(chosen) == 0 {
+	chosen, all, err := f.chosen(ctx)
+	if err != nil || !all && len(chosen) == 0 {
 		return err
+	}
+	named := chosen
+	if all || len(chosen) > maxNamed {
+		named = nil
 	}
 	enough := f.o.Limit
 	if !f.o.Newest {
@@ -107,12 +110,12 @@ func (f *finding) run(ctx context.Context) error {
 	}
 	before := int64(1<<63 - 1)
 	for size := min(enough, 200); len(f.results) < enough; size = min(4*size, 5000) {
-		some, err := f.some(ctx, chosen, before, size)
+		some, err := f.some(ctx, named, before, size)
 		if err != nil {
 			return err
 		}
 		for _, c := range some {
-			if before = c.number; chosen != nil && len(chosen) > maxNamed && !slices.Contains(chosen, c.session) {
+			if before = c.number; !all && named == nil && !sorted(chosen, c.session) {
 				continue
 			}
 			if err := f.candidate(ctx, c); err != nil {
@@ -129,23 +132,22 @@ func (f *finding) run(ctx context.Context) error {
 	return nil
 }
 
-// chosen returns the numbers of the sessions that the fields choose, or nil if they choose all.
-func (f *finding) chosen(ctx context.Context) ([]int64, error) {
+// chosen returns the numbers of the sessions that the fields choose, in order, or that they choose all.
+func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err error) {
 	q := f.q
 	if !slices.ContainsFunc(fields[1:], func(name string) bool { return q.fields[name] != nil }) && q.since.IsZero() && f.o.Groups == nil {
-		return nil, nil
+		return nil, true, nil
 	}
-	rows, err := f.db.QueryContext(ctx, "SELECT number, id, grp, project, model, agent, labels FROM sessions WHERE updated>=?", q.since.UnixNano()*b2i(!q.since.IsZero()))
+	rows, err := f.db.QueryContext(ctx, "SELECT number, id, grp, project, model, agent, labels FROM sessions WHERE updated>=? ORDER BY number", q.since.UnixNano()*b2i(!q.since.IsZero()))
 	if err != nil {
-		return nil, fmt.Errorf("search: %w", err)
+		return nil, false, fmt.Errorf("search: %w", err)
 	}
 	defer rows.Close()
-	all := []int64{}
 	for rows.Next() {
 		var number int64
 		var id, group, project, model, agent, labels string
 		if err := rows.Scan(&number, &id, &group, &project, &model, &agent, &labels); err != nil {
-			return nil, fmt.Errorf("search: %w", err)
+			return nil, false, fmt.Errorf("search: %w", err)
 		}
 		within := func(g string) bool { return group == g || strings.HasPrefix(group, g+"/") }
 		is := func(name string, like func(value string) bool) bool {
@@ -155,10 +157,16 @@ func (f *finding) chosen(ctx context.Context) ([]int64, error) {
 			is("project", func(v string) bool { return strings.Contains(strings.ToLower(project), strings.ToLower(v)) }) &&
 			is("model", func(v string) bool { return v == model }) && is("agent", func(v string) bool { return strings.EqualFold(v, agent) }) &&
 			is("label", func(v string) bool { return hasLabel(labels, v) }) {
-			all = append(all, number)
+			numbers = append(numbers, number)
 		}
 	}
-	return all, rows.Err()
+	return numbers, false, rows.Err()
+}
+
+// sorted reports whether a sorted list has a number.
+func sorted(list []int64, number int64) bool {
+	_, ok := slices.BinarySearch(list, number)
+	return ok
 }
 
 func b2i(b bool) int64 {

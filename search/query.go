@@ -176,7 +176,8 @@ func moment(text string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("it is no date, no time (RFC 3339), and no duration")
 }
 
-// candidates returns what the index is asked for, in the language of FTS5, or "" if it is not asked.
+// candidates returns what the index is asked for, in the language of FTS5, or "" if it is not asked. If sessions are
+// named, only what is in one of them is asked for.
 func (q *Query) candidates(sessions []int64) string {
 	var all, not []string
 	for _, t := range q.terms {
@@ -193,7 +194,7 @@ func (q *Query) candidates(sessions []int64) string {
 	if kinds := q.fields["kind"]; len(kinds) > 0 {
 		all = append(all, "("+strings.Join(tokens(kinds, kindToken), " OR ")+")")
 	}
-	if sessions != nil && len(sessions) <= maxNamed {
+	if len(sessions) > 0 {
 		all = append(all, "("+strings.Join(tokens(sessions, sessionToken), " OR ")+")")
 	}
 	if len(all) == 0 {

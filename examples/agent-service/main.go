@@ -16,7 +16,7 @@
 //
 // Try it:
 //
-//	go run . &
+//	go run . &                                                             # and open http://127.0.0.1:8080 in two tabs
 //	curl -d '{"title":"first"}' localhost:8080/chats                       # {"id":"CHAT",…}
 //	curl -N -d '{"text":"add 2 3"}' localhost:8080/chats/CHAT/messages     # lines: claimed, delta …, done
 //	curl 'localhost:8080/chats/CHAT?after=2'                               # what came after revision 2

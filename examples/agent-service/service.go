@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,6 +46,9 @@ func (s *service) routes() *http.ServeMux {
 	handle("POST /chats/{chat}/messages", s.post)
 	handle("POST /chats/{chat}/attachments", s.upload)
 	handle("GET /chats/{chat}/attachments/{id}", s.download)
+	handle("GET /chats/{chat}/events", s.events)
+	handle("GET /{$}", page("chat.html"))
+	handle("GET /chat.js", page("chat.js"))
 	return mux
 }
 
@@ -169,6 +173,39 @@ func (s *service) history(w http.ResponseWriter, r *http.Request) error {
 		out = append(out, i)
 	}
 	reply(w, http.StatusOK, map[string]any{"revision": state.Revision, "messages": out})
+	return nil
+}
+
+//go:embed chat.html chat.js
+var pages embed.FS
+
+// page returns a handler that sends a file of the page for chats.
+func page(name string) func(w http.ResponseWriter, r *http.Request) error {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		http.ServeFileFS(w, r, pages, name)
+		return nil
+	}
+}
+
+// events tells of each commit after a revision, as a server-sent event.
+func (s *service) events(w http.ResponseWriter, r *http.Request) error {
+	session, err := s.session(r.Context(), r.PathValue("chat"))
+	if err != nil {
+		return err
+	}
+	after, err := strconv.ParseUint(cmp.Or(r.Header.Get("Last-Event-ID"), r.URL.Query().Get("after"), "0"), 10, 63)
+	if err != nil {
+		return badRequest{err}
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	for e, err := range session.Watch(r.Context(), head.Revision(after)) {
+		if err != nil {
+			return nil // The page asks again, after the last revision that it got.
+		}
+		fmt.Fprintf(w, "id: %d\ndata: committed\n\n", e.Revision)
+		_ = http.NewResponseController(w).Flush()
+	}
 	return nil
 }
 

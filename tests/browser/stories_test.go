@@ -1,9 +1,11 @@
 package browser
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -508,4 +510,41 @@ func TestUI1_ThePagesOfTheDemo(t *testing.T) {
 	b.has("the head")
 	b.show("session", "id", "trip")
 	b.until(`document.querySelectorAll("article").length > 3`)
+}
+
+// Two tabs of the chat of examples/agent-service see each other, and the reply is streamed.
+func TestTheChatOfTheExample(t *testing.T) {
+	service := filepath.Join(t.TempDir(), "service")
+	build := exec.Command("go", "build", "-o", service, ".")
+	build.Dir = "../../examples/agent-service"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c := exec.Command(service, "-addr", "127.0.0.1:0", "-data", t.TempDir(), "-pace", "200ms")
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	must(t, err)
+	must(t, c.Start())
+	t.Cleanup(func() {
+		_ = c.Process.Signal(os.Interrupt)
+		_ = c.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	must(t, err)
+	address := strings.TrimSpace(strings.TrimPrefix(line, "serving on "))
+	one := open(t, &served{address: address})
+	one.run(chromedp.Navigate(address + "/"))
+	one.until(`location.hash.length > 5`)
+	other := open(t, &served{address: address})
+	other.run(chromedp.Navigate(value[string](one, "location.href")))
+	other.until(`document.readyState === "complete"`)
+	one.fill("#text", "add 2 3\r")
+	other.has("user: add 2 3") // before there is a reply
+	one.until(`/assistant: .*5/.test(document.body.innerText)`)
+	other.until(`/assistant: .*5/.test(document.body.innerText)`)
+	other.fill("#text", "<b>hello</b>\r")
+	one.has("user: <b>hello</b>")
+	for _, b := range []*tab{one, other} {
+		b.until(`document.querySelectorAll("#messages p").length === 4`)
+	}
 }
