@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -96,7 +97,25 @@ func (a *app) pages(s *serving, st *turnstone.Store, o *server.Options, address 
 		options.Search = func(ctx context.Context, text string) ([]search.Result, error) { return a.find(ctx, st, text) }
 		options.Forget = func(ctx context.Context) error { return a.forgetIn(ctx, st) }
 	}
+	options.Usage = func(ctx context.Context) ([]ui.UsageRow, error) { return used(ctx, st) }
 	return ui.New(options)
+}
+
+// used sums up what all sessions have used, by day and model, at the prices that are built in.
+func used(ctx context.Context, st *turnstone.Store) ([]ui.UsageRow, error) {
+	table, err := loadPrices(os.Getenv(pricesVariable))
+	if err != nil {
+		return nil, err
+	}
+	l := ledger{by: []string{"day", "model"}, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}}
+	if err := l.read(ctx, st, nil); err != nil {
+		return nil, err
+	}
+	var rows []ui.UsageRow
+	for k, u := range l.sums {
+		rows = append(rows, ui.UsageRow{Day: k.day, Model: k.model, Input: u.Input, Output: u.Output, Cost: u.Cost})
+	}
+	return rows, nil
 }
 
 // indexTime is how long a search waits for the index to be made. It goes on from there with the next search.

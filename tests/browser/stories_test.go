@@ -407,6 +407,9 @@ func TestUI1_TheStoreIsShown(t *testing.T) {
 	b := open(t, s).signIn(s.tokens["all"])
 	b.click("nav a", "Store")
 	b.has("Commits", "model-1", "1,234,567", "1.5000", "Last scrub", "never")
+	b.click("nav a", "Usage")
+	b.has("model-1", "1,234,567", time.Now().Format("2006-01-02"))
+	b.until(`document.querySelector("img.chart").naturalWidth > 100`)
 }
 
 func TestUI1_MessagesAreFound(t *testing.T) {

@@ -35,6 +35,8 @@ type Options struct {
 	Tokens func(token string) (server.Grant, bool)
 	// Search, if set, finds messages of the default namespace.
 	Search func(ctx context.Context, query string) ([]search.Result, error)
+	// Usage, if set, returns what the default namespace has used.
+	Usage func(ctx context.Context) ([]UsageRow, error)
 	// Forget, if set, is called after something was hidden or deleted: it takes the words of that out of the index.
 	Forget func(ctx context.Context) error
 	// ReadOnly shows nothing that changes the store, and refuses it, whatever the token allows.
@@ -101,6 +103,8 @@ func (u *UI) routes() *http.ServeMux {
 		"GET /ui/diff":       (*visit).diff,
 		"GET /ui/store":      (*visit).store,
 		"GET /ui/search":     (*visit).search,
+		"GET /ui/usage":      (*visit).usage,
+		"GET /ui/usage.svg":  (*visit).usageChart,
 		"GET /ui/help":       (*visit).help,
 		"POST /ui/act":       (*visit).act,
 	} {
@@ -217,6 +221,9 @@ func (v *visit) Sees(scope server.Scope) bool { return v.grant.Allows(scope, v.S
 
 // Searches reports whether messages can be found.
 func (v *visit) Searches() bool { return v.o.Search != nil && v.Space == "" }
+
+// Counts reports whether usage is shown.
+func (v *visit) Counts() bool { return v.o.Usage != nil && v.Space == "" }
 
 // SignedIn reports whether the visitor has given a token.
 func (v *visit) SignedIn() bool { return v.visitor != nil }

@@ -1,0 +1,48 @@
+package ui
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"gonum.org/v1/plot/vg"
+)
+
+// The chart has a bar for each model that was used in the last days, as high as what it used, and is one without any.
+func TestUI1_TheChartOfUsage(t *testing.T) {
+	now := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		rows  []UsageRow
+		most  float64
+		names []string
+	}{
+		{nil, 0.001, nil},
+		{[]UsageRow{{"2020-01-01", "old", 5e6, 0, 0}}, 0.001, nil},
+		{[]UsageRow{{"2026-11-28", "one", 1e6, 2e6, 0}, {"2026-11-28", "two", 4e6, 0, 0}, {"2026-11-01", "one", 1e6, 0, 0}}, 7, []string{"one", "two"}},
+	} {
+		p, err := drawn(c.rows, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Y.Max != c.most {
+			t.Errorf("%v: up to %v, want %v", c.rows, p.Y.Max, c.most)
+		}
+		w, err := p.WriterTo(4*vg.Inch, 2*vg.Inch, "svg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if _, err := w.WriteTo(&out); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.names {
+			if !strings.Contains(out.String(), ">"+name+"<") {
+				t.Errorf("the chart lacks %s", name)
+			}
+		}
+		if strings.Contains(out.String(), "NaN") {
+			t.Error("the chart has no numbers")
+		}
+	}
+}
