@@ -407,6 +407,14 @@ func TestUI1_TheStoreIsShown(t *testing.T) {
 	b := open(t, s).signIn(s.tokens["all"])
 	b.click("nav a", "Store")
 	b.has("Commits", "model-1", "1,234,567", "1.5000", "Last scrub", "never")
+	for _, do := range []string{"Verify", "Collect", "Vacuum"} {
+		b.click("button", do)
+		b.has("Report: " + strings.ToLower(do))
+		if do == "Verify" {
+			b.has(`"problems": []`)
+		}
+		b.click("main a", "The store")
+	}
 	b.click("nav a", "Usage")
 	b.has("model-1", "1,234,567", time.Now().Format("2006-01-02"))
 	b.until(`document.querySelector("img.chart").naturalWidth > 100`)

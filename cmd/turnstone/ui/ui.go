@@ -107,6 +107,7 @@ func (u *UI) routes() *http.ServeMux {
 		"GET /ui/usage.svg":  (*visit).usageChart,
 		"GET /ui/help":       (*visit).help,
 		"POST /ui/act":       (*visit).act,
+		"POST /ui/maintain":  (*visit).maintain,
 	} {
 		m.Handle(path, u.handle(f))
 	}
