@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,15 @@ def differences(suite: str) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines if line)
 
 
+def run(root: Path, arguments: list[str]) -> tuple[set[str], set[str], str]:
+    """Runs tests. Returns their names, the names of those that fail, and what pytest says."""
+    report = root / "report.xml"
+    options = f"-c {os.devnull} --rootdir . -q -p no:cacheprovider --timeout 60 --junit-xml {report}".split()
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments], cwd=root, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True)
+    cases = [(f"{c.get('classname', '').rpartition('.')[2]}::{c.get('name')}", [k.tag for k in c]) for c in ET.parse(report).iter("testcase")]
+    return {name for name, _ in cases}, {name for name, kinds in cases if {"failure", "error"} & set(kinds)}, done.stdout
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_tests_of_peers_pass_but_for_those_that_are_explained(suite: str, tmp_path: Path) -> None:
     package, files, some = SUITES[suite]
@@ -47,14 +57,14 @@ def test_the_tests_of_peers_pass_but_for_those_that_are_explained(suite: str, tm
     shutil.copy(PEERS / f"conftest_{suite}.py", root / "tests" / "conftest.py")
     shutil.copy(PEERS / "opened.py", root)
     chosen = sorted(str(f.relative_to(root)) for pattern in files.split() for f in (root / "tests").glob(pattern))
-    report = tmp_path / "report.xml"
-    options = f"-c {os.devnull} --rootdir . -q -p no:cacheprovider -n 2 --timeout 60 --junit-xml {report}".split()
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, *some, *chosen], cwd=root, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True)
-    cases = [(f"{c.get('classname', '').rpartition('.')[2]}::{c.get('name')}", [k.tag for k in c]) for c in ET.parse(report).iter("testcase")]
-    failed = {name for name, kinds in cases if {"failure", "error"} & set(kinds)}
+    cases, failed, said = run(root, ["-n", "2", *some, *chosen])
     explained = differences(suite)
     print(f"{suite}: {len(cases)} tests, {len(failed)} differ")
-    assert len(cases) > 100, done.stdout[-3000:]
+    assert len(cases) > 100, said[-3000:]
     unexplained = sorted(name for name in failed if not any(fnmatchcase(name, p) for p in explained))
-    assert unexplained == [], done.stdout[-6000:]
+    if unexplained:  # Some expect a task that waits to end after one that doesn't, which a busy machine turns around.
+        files_again = sorted({f"tests/{name.partition('::')[0]}.py" for name in unexplained})
+        alone, again, said = run(root, [*some, *files_again, "-k", " or ".join(sorted({re.split(r"\W", name.partition("::")[2])[0] for name in unexplained}))])
+        unexplained = [name for name in unexplained if name in again or name not in alone]
+    assert unexplained == [], said[-6000:]
     assert [p for p in explained if not any(fnmatchcase(name, p) for name in failed)] == [], "these pass now"
