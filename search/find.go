@@ -6,9 +6,10 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
@@ -114,14 +115,11 @@ func (f *finding) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range some {
-			if before = c.number; !all && named == nil && !sorted(chosen, c.session) {
-				continue
-			}
-			if err := f.candidate(ctx, c); err != nil {
+		for part := range slices.Chunk(some, 4*runtime.GOMAXPROCS(0)) {
+			if err := f.read(ctx, part, func(c candidate) bool { return all || named != nil || sorted(chosen, c.session) }); err != nil {
 				return err
 			}
-			if len(f.results) >= enough {
+			if before = part[len(part)-1].number; len(f.results) >= enough {
 				break
 			}
 		}
@@ -140,14 +138,14 @@ func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err er
 	}
 	rows, err := f.db.QueryContext(ctx, "SELECT number, id, grp, project, model, agent, labels FROM sessions WHERE updated>=? ORDER BY number", q.since.UnixNano()*b2i(!q.since.IsZero()))
 	if err != nil {
-		return nil, false, fmt.Errorf("search: %w", err)
+		return nil, false, failed(ctx, err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var number int64
 		var id, group, project, model, agent, labels string
 		if err := rows.Scan(&number, &id, &group, &project, &model, &agent, &labels); err != nil {
-			return nil, false, fmt.Errorf("search: %w", err)
+			return nil, false, failed(ctx, err)
 		}
 		within := func(g string) bool { return group == g || strings.HasPrefix(group, g+"/") }
 		is := func(name string, like func(value string) bool) bool {
@@ -160,7 +158,7 @@ func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err er
 			numbers = append(numbers, number)
 		}
 	}
-	return numbers, false, rows.Err()
+	return numbers, false, failed(ctx, rows.Err())
 }
 
 // sorted reports whether a sorted list has a number.
@@ -202,19 +200,19 @@ func (f *finding) some(ctx context.Context, chosen []int64, before int64, limit 
 		rows, err = f.db.QueryContext(ctx, "SELECT number, session, node FROM nodes WHERE number<? ORDER BY number DESC LIMIT ?", before, limit)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("search: %w", err)
+		return nil, failed(ctx, err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var c candidate
 		var node []byte
 		if err := rows.Scan(&c.number, &c.session, &node); err != nil {
-			return nil, fmt.Errorf("search: %w", err)
+			return nil, failed(ctx, err)
 		}
 		c.node = graph.ID(node)
 		out = append(out, c)
 	}
-	return out, rows.Err()
+	return out, failed(ctx, rows.Err())
 }
 
 // source returns the session of a candidate.
@@ -228,7 +226,7 @@ func (f *finding) source(ctx context.Context, number int64) (*source, error) {
 	case errors.Is(err, sql.ErrNoRows):
 		return s, nil
 	case err != nil:
-		return nil, fmt.Errorf("search: %w", err)
+		return nil, failed(ctx, err)
 	}
 	var err error
 	if s.session, err = f.st.SessionByIncarnation(ctx, s.incarnation); errors.Is(err, turnstone.ErrSessionNotFound) {
@@ -237,35 +235,55 @@ func (f *finding) source(ctx context.Context, number int64) (*source, error) {
 	return s, err
 }
 
-// candidate adds a result if a candidate is one.
-func (f *finding) candidate(ctx context.Context, c candidate) error {
-	if f.seen[c.node] { // Two forks without a parent share it.
-		return nil
+// read reads candidates that may be results, several at once, and adds those that are.
+func (f *finding) read(ctx context.Context, some []candidate, may func(candidate) bool) error {
+	found := make([]*Result, len(some))
+	errs := make([]error, len(some))
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	for i, c := range some {
+		if f.seen[c.node] || !may(c) {
+			continue
+		}
+		s, err := f.source(ctx, c.session)
+		if err != nil {
+			return err
+		}
+		if s.session == nil {
+			continue
+		}
+		reading.Go(func() { found[i], errs[i] = f.result(ctx, s, c.node) })
 	}
-	s, err := f.source(ctx, c.session)
-	if err != nil || s.session == nil {
-		return err
+	reading.Wait()
+	for _, r := range found {
+		if r != nil && !f.seen[r.Node] { // Two forks without a parent share a node.
+			f.seen[r.Node] = true
+			f.results = append(f.results, *r)
+		}
 	}
-	n, err := s.session.Node(ctx, c.node)
+	return errors.Join(errs...)
+}
+
+// result returns a node as a result, or nil if it is none.
+func (f *finding) result(ctx context.Context, s *source, id graph.ID) (*Result, error) {
+	n, err := s.session.Node(ctx, id)
 	switch {
 	case errors.Is(err, turnstone.ErrNodeNotFound), errors.Is(err, turnstone.ErrSessionDeleted), errors.Is(err, turnstone.ErrSessionNotFound):
-		return nil // It was hidden or deleted since.
+		return nil, nil // It was hidden or deleted since.
 	case err != nil:
-		return err
+		return nil, err
 	}
 	if kinds := f.q.fields["kind"]; kinds != nil && !slices.Contains(kinds, n.Kind) || n.Time.Before(f.q.since) || !f.q.until.IsZero() && !n.Time.Before(f.q.until) {
-		return nil
+		return nil, nil
 	}
 	text := f.Index.o.Text(&n)
 	m, ok := f.q.match(text)
 	if !ok {
-		return nil
+		return nil, nil
 	}
-	f.seen[c.node] = true
-	r := Result{Session: s.session.ID(), Name: s.called, Node: n.ID, Kind: n.Kind, Key: n.Key, Revision: n.Revision, Time: n.Time, Score: m.score}
+	r := &Result{Session: s.session.ID(), Name: s.called, Node: n.ID, Kind: n.Kind, Key: n.Key, Revision: n.Revision, Time: n.Time, Score: m.score}
 	r.Passage, r.Marks = passage(text, m.spans)
-	f.results = append(f.results, r)
-	return nil
+	return r, nil
 }
 
 // passage returns the part of a text around what was found first, on one line, and where it is there.

@@ -127,16 +127,24 @@ func Remove(path string) error {
 func (x *Index) write(ctx context.Context, f func(*sql.Tx) error) error {
 	tx, err := x.db.BeginTx(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("search: %w", err)
+		return failed(ctx, err)
 	}
 	if err := f(tx); err != nil {
 		_ = tx.Rollback() // It is the first error that counts.
-		return fmt.Errorf("search: %w", err)
+		return failed(ctx, err)
 	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("search: %w", err)
+	return failed(ctx, tx.Commit())
+}
+
+// failed returns an error of SQLite, with that of ctx if it was interrupted.
+func failed(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+		return fmt.Errorf("search: %w: %w", ctx.Err(), err)
 	}
-	return nil
+	return fmt.Errorf("search: %w", err)
 }
 
 // querier is a transaction, or the database.

@@ -30,13 +30,20 @@ type Report struct {
 const many = 20_000
 
 // Sync brings the index to where the store is. With the feed on (Store.StartFeed) it reads what has changed, and else it
-// asks where each session stands. If it removes anything, or adds much, it also rewrites the index, which takes some
-// seconds for a million nodes. Several processes may call it at once.
+// asks where each session stands. If it removes anything, or adds much, it also rewrites the index, which takes some seconds
+// for a million nodes. Several processes may call it at once.
 func (x *Index) Sync(ctx context.Context, st *turnstone.Store) (*Report, error) {
 	s := syncing{Index: x, st: st, report: &Report{}, shown: map[int64]int64{}}
 	err := s.run(ctx)
-	if s.report.Removed > 0 || s.report.Added > many { // Made at once, it is a quarter smaller.
-		err = errors.Join(err, x.purge(ctx))
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+		err = failed(ctx, err)
+	}
+	if err != nil {
+		return s.report, err
+	}
+	due, err := get(ctx, x.db, "purge") // also after a Sync that was cut off before it
+	if err == nil && (due != "" || s.report.Added > many) {
+		err = x.purge(ctx)
 	}
 	return s.report, err
 }
@@ -505,6 +512,9 @@ func nodesOf(ctx context.Context, q querier, session int64) (map[graph.ID]int64,
 
 // remove removes nodes by their numbers.
 func (s *syncing) remove(ctx context.Context, tx *writer, numbers []int64) error {
+	if len(numbers) == 0 {
+		return nil
+	}
 	for _, n := range numbers {
 		if _, err := tx.ExecContext(ctx, "DELETE FROM words WHERE rowid=?", n); err != nil {
 			return err
@@ -516,7 +526,7 @@ func (s *syncing) remove(ctx context.Context, tx *writer, numbers []int64) error
 		s.shown[session] -= own
 	}
 	s.report.Removed += len(numbers)
-	return nil
+	return set(ctx, tx.Tx, "purge", "due")
 }
 
 // gone removes a session, and returns those that have no parent any more: what they inherit is indexed with them now.
@@ -531,7 +541,9 @@ func (s *syncing) gone(ctx context.Context, tx *writer, r *row) (orphans []strin
 	if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE number=?", r.number); err != nil {
 		return nil, err
 	}
-	s.report.Removed++
+	if err := set(ctx, tx.Tx, "purge", "due"); err != nil { // Its name goes as well.
+		return nil, err
+	}
 	return column(ctx, tx, "SELECT incarnation FROM sessions WHERE NOT whole AND parent IN (0, ?)", r.number)
 }
 
@@ -544,10 +556,16 @@ func (x *Index) purge(ctx context.Context) error {
 		return err
 	}
 	if _, err := x.db.ExecContext(ctx, "PRAGMA incremental_vacuum"); err != nil {
-		return err
+		return failed(ctx, err)
 	}
-	_, err := x.db.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
-	return err
+	var busy, pages, done int
+	if err := x.db.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &done); err != nil {
+		return failed(ctx, err)
+	}
+	if busy != 0 {
+		return nil // Somebody has read for a minute. The next Sync does it again.
+	}
+	return x.write(ctx, func(tx *sql.Tx) error { return set(ctx, tx, "purge", "") })
 }
 
 // Follow keeps the index up to date until ctx ends, and returns its error. The store's feed must be on: otherwise it fails
