@@ -101,7 +101,7 @@ func (d *demonstration) run(ctx context.Context) error {
 	}
 	self := commandName()
 	d.p.printf("\nThe store stays where it is. What is left to explore:\n")
-	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats", "gc", "vacuum"} {
+	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats", "gc", "vacuum", "ui"} {
 		d.p.printf("  %s --store %s %s\n", self, d.app.shown(), c)
 	}
 	return d.p.err
