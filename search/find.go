@@ -136,7 +136,7 @@ func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err er
 	if !slices.ContainsFunc(fields[1:], func(name string) bool { return q.fields[name] != nil }) && q.since.IsZero() && f.o.Groups == nil {
 		return nil, true, nil
 	}
-	rows, err := f.db.QueryContext(ctx, "SELECT number, id, grp, project, model, agent, labels FROM sessions WHERE updated>=? ORDER BY number", q.since.UnixNano()*b2i(!q.since.IsZero()))
+	rows, err := f.db.QueryContext(ctx, "SELECT number, id, grp, project, model, agent, labels FROM sessions WHERE updated>=? ORDER BY number", earliest(q.since))
 	if err != nil {
 		return nil, false, failed(ctx, err)
 	}
@@ -147,7 +147,7 @@ func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err er
 		if err := rows.Scan(&number, &id, &group, &project, &model, &agent, &labels); err != nil {
 			return nil, false, failed(ctx, err)
 		}
-		within := func(g string) bool { return group == g || strings.HasPrefix(group, g+"/") }
+		within := func(g string) bool { return inGroup(group, g) }
 		is := func(name string, like func(value string) bool) bool {
 			return q.fields[name] == nil || slices.ContainsFunc(q.fields[name], like)
 		}
@@ -161,17 +161,21 @@ func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err er
 	return numbers, false, failed(ctx, rows.Err())
 }
 
+// inGroup reports whether a group is another one, or below it.
+func inGroup(group, of string) bool { return group == of || strings.HasPrefix(group, of+"/") }
+
 // sorted reports whether a sorted list has a number.
 func sorted(list []int64, number int64) bool {
 	_, ok := slices.BinarySearch(list, number)
 	return ok
 }
 
-func b2i(b bool) int64 {
-	if b {
-		return 1
+// earliest returns a time as the index has it. It has none before 1970.
+func earliest(t time.Time) int64 {
+	if t.Year() < 1970 {
+		return 0
 	}
-	return 0
+	return t.UnixNano()
 }
 
 // hasLabel reports whether labels in JSON have NAME=VALUE.
@@ -229,7 +233,13 @@ func (f *finding) source(ctx context.Context, number int64) (*source, error) {
 		return nil, failed(ctx, err)
 	}
 	var err error
-	if s.session, err = f.st.SessionByIncarnation(ctx, s.incarnation); errors.Is(err, turnstone.ErrSessionNotFound) {
+	if s.session, err = f.st.SessionByIncarnation(ctx, s.incarnation); err == nil && f.o.Groups != nil {
+		var i turnstone.Info
+		if i, err = s.session.Info(ctx); err == nil && !slices.ContainsFunc(f.o.Groups, func(g string) bool { return inGroup(i.Group, g) }) {
+			s.session = nil // It was moved to another group since.
+		}
+	}
+	if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
 		s.session, err = nil, nil
 	}
 	return s, err

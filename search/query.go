@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
 )
@@ -44,6 +45,9 @@ type term struct {
 // fields are the names of the fields that a query may have, beside since and until.
 var fields = []string{"kind", "session", "group", "project", "model", "agent", "label"}
 
+// maxParts is how many parts a query has at most.
+const maxParts = 100
+
 // minPrefix is how many characters a prefix has at least.
 const minPrefix = 2
 
@@ -62,10 +66,14 @@ const minPrefix = 2
 // are before it.
 func Parse(text string, now time.Time) (*Query, error) {
 	q := &Query{fields: map[string][]string{}}
+	parts := 0
 	for rest := strings.TrimSpace(text); rest != ""; rest = strings.TrimSpace(rest) {
 		part, after, err := cut(rest)
 		if err == "" {
 			err = q.add(part, now)
+		}
+		if parts++; err == "" && parts > maxParts {
+			err = fmt.Sprintf("a query has at most %d parts", maxParts)
 		}
 		if err != "" {
 			return nil, &QueryError{text, part, err}
@@ -110,7 +118,7 @@ func cut(text string) (part, rest, problem string) {
 // add adds a part to a query, or says what is wrong with it.
 func (q *Query) add(part string, now time.Time) (problem string) {
 	if strings.HasPrefix(part, "/") {
-		p, err := regexp.Compile(strings.ReplaceAll(strings.Trim(part, "/"), `\/`, "/"))
+		p, err := regexp.Compile(strings.ReplaceAll(part[1:len(part)-1], `\/`, "/"))
 		if err != nil {
 			return err.Error()
 		}
@@ -132,7 +140,7 @@ func (q *Query) add(part string, now time.Time) (problem string) {
 	switch {
 	case len(t.words) == 0:
 		return "it has no letter and no digit"
-	case t.prefix && len([]rune(t.words[len(t.words)-1])) < minPrefix:
+	case t.prefix && utf8.RuneCountInString(part) < minPrefix:
 		return fmt.Sprintf("a prefix has at least %d characters", minPrefix)
 	}
 	q.terms = append(q.terms, t)
@@ -201,8 +209,8 @@ func (q *Query) candidates(sessions []int64) string {
 		return ""
 	}
 	out := strings.Join(all, " AND ")
-	for _, n := range not {
-		out = "(" + out + ") NOT " + n
+	if len(not) > 0 {
+		out = "(" + out + ") NOT (" + strings.Join(not, " OR ") + ")"
 	}
 	return out
 }

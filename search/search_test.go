@@ -87,7 +87,7 @@ func TestSE1_WhatAQueryFinds(t *testing.T) {
 	st := newStore(t)
 	must(t, st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
 	made(t, st, turnstone.Request{ID: "trip", Metadata: head.Metadata{Group: "app/ann", Cwd: "/home/ann/Kyoto", Model: "m1", Labels: map[string]string{"agent": "Claude", "rating": "good"}}},
-		"I want to go to Zürich and to Kyoto.", `{"content":[{"type":"text","text":"The Kyoto museum is open."}]}`, "東京都へ行く", "café_au_lait costs 3.50 francs")
+		"I want to go to Zürich and to Kyoto.", `{"content":[{"type":"text","text":"The Kyoto museum is open."}]}`, "東京都へ行く οδός", "café_au_lait costs 3.50 francs")
 	s := made(t, st, turnstone.Request{ID: "other", Metadata: head.Metadata{Group: "app/bob", Model: "m2"}}, "The museum in Kyoto? A museum!")
 	says(t, s, "tool", "museums are listed")
 	x := newIndex(t, filepath.Join(t.TempDir(), "index"))
@@ -132,6 +132,10 @@ func TestSE1_WhatAQueryFinds(t *testing.T) {
 		`/KYOTO/`:                        0,
 		`kyoto /\.$/`:                    1,
 		`/a\/b/`:                         0,
+		"since:1600 kyoto":               3,
+		`/mus\/|Kyoto museum is/`:        1,
+		"東京*":                            1,
+		"ΟΔΟΣ":                           1,
 		"since:1h":                       6,
 	} {
 		if got := find(t, x, st, query); len(got) != want {
@@ -154,7 +158,7 @@ func TestSE1_WhatAQueryFinds(t *testing.T) {
 
 func TestSE1_WhatIsNoQueryIsRefused(t *testing.T) {
 	for query, says := range map[string]string{
-		"": "nothing", "  ": "nothing", "a*": "at least 2", `"open`: "missing", "/(/": "missing", "/open": "missing", "colour:red": "no field colour", "label:x": "NAME=VALUE", "kind:": "no value", "since:tomorrow": "no date", "...": "no letter",
+		"": "nothing", "  ": "nothing", "a*": "at least 2", `"open`: "missing", "/(/": "missing", "/open": "missing", "colour:red": "no field colour", "label:x": "NAME=VALUE", "kind:": "no value", "since:tomorrow": "no date", "...": "no letter", strings.Repeat("-y ", 101) + "x": "at most 100",
 	} {
 		_, err := Parse(query, time.Now())
 		var bad *QueryError
@@ -163,6 +167,7 @@ func TestSE1_WhatIsNoQueryIsRefused(t *testing.T) {
 		}
 	}
 	x := newIndex(t, filepath.Join(t.TempDir(), "index"))
+	find(t, x, newStore(t), strings.Repeat("-y ", 99)+"x")
 	q, err := Parse("a", time.Now())
 	must(t, err)
 	if _, err := x.Find(ctx, newStore(t), q, FindOptions{Limit: MaxLimit + 1}); !errors.Is(err, turnstone.ErrLimit) {

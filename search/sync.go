@@ -247,6 +247,8 @@ func (s *syncing) session(ctx context.Context, tx *writer, incarnation string) (
 	next := row{id: info.ID, revision: info.Revision, rest: stands[0].Rest, whole: info.Parent == ""}
 	if r == nil {
 		r = &row{}
+	} else if s.hidden != nil && !s.hidden[incarnation] {
+		next.rest = r.rest // Should the feed end before it tells of a tombstone, it is not overlooked.
 	}
 	if next.number, err = s.describe(ctx, tx, incarnation, &info, &next); err != nil {
 		return nil, err

@@ -21,6 +21,8 @@ type word struct {
 // each character is one. Small and capital letters are the same, and so are letters with and without accents (Unicode,
 // annex 15, form KD, without marks).
 func words(text string, yield func(word) bool) {
+	all := yield
+	yield = func(w word) bool { return w.text == "" || all(w) } // Some letters are marks only.
 	from := -1
 	for i, r := range text {
 		switch {
@@ -63,7 +65,10 @@ func plain(text string) string {
 	}
 	if !ascii {
 		var b strings.Builder
-		for _, r := range norm.NFKD.String(text) {
+		for _, r := range norm.NFKD.String(strings.ToLower(text)) {
+			if r == 'ς' { // as at the end of a word
+				r = 'σ'
+			}
 			if unicode.IsLetter(r) || unicode.IsNumber(r) {
 				b.WriteRune(r)
 			}

@@ -41,6 +41,9 @@ func (a *app) mcp() *cobra.Command {
 			"An agent is told of it like this: claude mcp add turnstone -- turnstone mcp --store DIR",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("group") && group == "" {
+				return usageError{errors.New("--group is empty: leave it out to let the agent see all sessions")}
+			}
 			a.options.Namespace = namespace
 			table, err := loadPrices("")
 			if err != nil {
@@ -190,7 +193,11 @@ func (g *agent) sessions(ctx context.Context, _ *mcp.CallToolRequest, in session
 		if len(out.Sessions) == limit {
 			break
 		}
-		out.Sessions = append(out.Sessions, sessionOut{i.ID, i.Name, agent, i.Model, i.Cwd, i.Parent, i.Messages, i.Updated})
+		parent := i.Parent
+		if _, _, err := g.session(ctx, parent); parent != "" && err != nil { // The agent may not see it, or it is gone.
+			parent = ""
+		}
+		out.Sessions = append(out.Sessions, sessionOut{i.ID, i.Name, agent, i.Model, i.Cwd, parent, i.Messages, i.Updated})
 	}
 	return nil, out, nil
 }

@@ -96,6 +96,9 @@ func TestMC1_AnAgentSearchesAndReads(t *testing.T) {
 			t.Errorf("%s %v: %v %s", name, c.in, bad, got)
 		}
 	}
+	if _, errs, ok := turnstoneCmd(t, "mcp", "--store", store, "--group", ""); ok || !strings.Contains(errs, "--group is empty") {
+		t.Errorf("an empty group: %s", errs)
+	}
 	p, err := s.GetPrompt(context.Background(), &mcp.GetPromptParams{Name: "decided", Arguments: map[string]string{"about": "the train"}})
 	if err != nil || !strings.Contains(p.Messages[0].Content.(*mcp.TextContent).Text, `"the train"`) {
 		t.Error(p, err)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/search"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -166,8 +167,13 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 	defer func() { err = errors.Join(err, first.Close()) }()
 	var srv *server.Server
 	if s.ui || s.readOnly {
-		pages := a.pages(s, first, &o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
-		defer func() { err = errors.Join(err, pages.Close()) }()
+		var open func() (*search.Index, error)
+		if a.indexPath() != "" && a.keyFile == "" && !a.onlyRead {
+			open = func() (*search.Index, error) { return a.index("") }
+		}
+		f := newFinder(ctx, first, open)
+		pages := a.pages(s, f, &o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
+		defer func() { err = errors.Join(err, pages.Close(), f.Close()) }()
 		o.Pages = pages
 	}
 	if srv, err = server.New(o); err != nil {

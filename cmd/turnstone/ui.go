@@ -5,18 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/ui"
-	"github.com/turnstonedb/turnstone/internal/wire"
-	"github.com/turnstonedb/turnstone/search"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -80,8 +75,8 @@ func (a *app) runUI(cmd *cobra.Command, s *serving) error {
 	return a.runServe(cmd.Context(), p.w, s, l)
 }
 
-// pages returns the pages of a server, which reach it by dial. They search the default namespace, which is st.
-func (a *app) pages(s *serving, st *turnstone.Store, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
+// pages returns the pages of a server, which reach it by dial. What f finds and sums up is of the default namespace.
+func (a *app) pages(s *serving, f *finder, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
 	host, _, _ := net.SplitHostPort(address)
 	options := ui.Options{
 		Open: func(ctx context.Context, token, namespace string) (ui.Store, error) {
@@ -91,54 +86,11 @@ func (a *app) pages(s *serving, st *turnstone.Store, o *server.Options, address 
 			}
 			return c, nil
 		},
-		Tokens: o.Tokens, ReadOnly: s.readOnly, Secure: s.cert != "", Loopback: s.cert == "" && host != "",
+		Tokens: o.Tokens, ReadOnly: s.readOnly, Secure: s.cert != "", Loopback: s.cert == "" && host != "", Usage: f.usage,
 	}
-	if a.indexPath() != "" && a.keyFile == "" && !a.onlyRead {
-		options.Search = func(ctx context.Context, text string) ([]search.Result, error) { return a.find(ctx, st, text) }
-		options.Forget = func(ctx context.Context) error { return a.forgetIn(ctx, st) }
+	if f.open != nil {
+		options.Search = f.find
+		options.Forget = func(ctx context.Context) error { return f.forget(ctx, a.indexPath()) }
 	}
-	options.Usage = func(ctx context.Context) ([]ui.UsageRow, error) { return used(ctx, st) }
 	return ui.New(options)
-}
-
-// used sums up what all sessions have used, by day and model, at the prices that are built in.
-func used(ctx context.Context, st *turnstone.Store) ([]ui.UsageRow, error) {
-	table, err := loadPrices(os.Getenv(pricesVariable))
-	if err != nil {
-		return nil, err
-	}
-	l := ledger{by: []string{"day", "model"}, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}}
-	if err := l.read(ctx, st, nil); err != nil {
-		return nil, err
-	}
-	var rows []ui.UsageRow
-	for k, u := range l.sums {
-		rows = append(rows, ui.UsageRow{Day: k.day, Model: k.model, Input: u.Input, Output: u.Output, Cost: u.Cost})
-	}
-	return rows, nil
-}
-
-// indexTime is how long a search waits for the index to be made. It goes on from there with the next search.
-const indexTime = 10 * time.Second
-
-// find searches for the pages.
-func (a *app) find(ctx context.Context, st *turnstone.Store, text string) (found []search.Result, err error) {
-	q, err := search.Parse(text, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	x, err := a.index("")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, x.Close()) }()
-	limited, cancel := context.WithTimeout(ctx, indexTime)
-	defer cancel()
-	if _, err := x.Sync(limited, st); err != nil {
-		if limited.Err() != nil && ctx.Err() == nil {
-			err = fmt.Errorf("%w: the index is being made: search again", wire.ErrBusy)
-		}
-		return nil, err
-	}
-	return x.Find(ctx, st, q, search.FindOptions{Limit: 100, Branches: true})
 }

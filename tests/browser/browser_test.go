@@ -222,6 +222,13 @@ func (b *tab) signIn(token string) *tab {
 	return b
 }
 
+// signOut ends the visit.
+func (b *tab) signOut() {
+	b.Helper()
+	b.click("button", "Sign out")
+	b.has("Sign in")
+}
+
 // show shows a page.
 func (b *tab) show(path string, query ...string) {
 	b.Helper()

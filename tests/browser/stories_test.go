@@ -89,9 +89,12 @@ func TestUI1_TheListHasPages(t *testing.T) {
 
 func TestUI3_TheListFollows(t *testing.T) {
 	s := serve(t, "mem:")
-	s.made(t, turnstone.Request{ID: "old"}, "hello")
 	b := open(t, s).signIn(s.tokens["read"])
+	b.has("No session is like that")
+	p := s.made(t, turnstone.Request{ID: "old"}, "hello")
 	b.has("old")
+	must(t, p.Delete(ctx, turnstone.KeepChildren))
+	b.has("No session is like that")
 	s.made(t, turnstone.Request{ID: "new"}, "hello")
 	b.until(`document.querySelector("#rows a.item").textContent === "new"`)
 }
@@ -249,6 +252,7 @@ func TestUI5_ASessionIsForkedRewoundAndKept(t *testing.T) {
 	}
 	b.click("#r-2 .menu summary", "")
 	b.click("#r-2 button", "Keep it no longer")
+	b.click("button", "Yes, release")
 	b.until(`document.querySelector("h1") && !document.body.textContent.includes("good")`)
 
 	b.click("#r-1 .menu summary", "")
@@ -379,6 +383,13 @@ func TestUI1_CheckpointsAndTheirDifference(t *testing.T) {
 	b.fill(`input[name="at"]`, "2")
 	b.fill(`input[name="withat"]`, "3\r")
 	b.has("Common: 1 nodes", `-  "city": "Kyoto"`, `+  "city": "Nara"`)
+
+	s.made(t, turnstone.Request{ID: "other", Parent: "trip", ForkAt: 1}, "of the other")
+	b.signOut()
+	b.signIn(s.tokens["all"])
+	b.show("diff", "id", "trip", "with", "other")
+	b.has("Only the second: 1", "of the other")
+	b.until(`[...document.querySelectorAll(".sides > div:last-child form")].every((f) => f.elements.id.value === "other") && document.querySelector(".sides > div:last-child form")`)
 }
 
 func TestUI1_RecordsAreShown(t *testing.T) {
@@ -409,6 +420,9 @@ func TestUI1_TheStoreIsShown(t *testing.T) {
 	b.has("Commits", "model-1", "1,234,567", "1.5000", "Last scrub", "never")
 	for _, do := range []string{"Verify", "Collect", "Vacuum"} {
 		b.click("button", do)
+		if do != "Verify" {
+			b.click("button", "Yes, "+strings.ToLower(do))
+		}
 		b.has("Report: " + strings.ToLower(do))
 		if do == "Verify" {
 			b.has(`"problems": []`)

@@ -74,6 +74,7 @@ func plural(n int, what string) string {
 type part struct {
 	Node         turnstone.Node
 	ID           string // short
+	Class        string // the kind, if the style sheet may have it
 	Time         string
 	Blocks       []block
 	Answers      bool // All that it has is shown at the calls of tools that it answers.
@@ -111,7 +112,7 @@ func parts(s *Session) []part {
 	out := make([]part, len(s.Nodes))
 	for i := range s.Nodes {
 		n, p := &s.Nodes[i], &out[i]
-		*p = part{Node: *n, ID: Short(n.ID), Time: n.Time.In(location).Format("2006-01-02 15:04:05 MST")}
+		*p = part{Node: *n, ID: Short(n.ID), Class: class(n.Kind), Time: n.Time.In(location).Format("2006-01-02 15:04:05 MST")}
 		for _, b := range importer.Blocks(n.Payload) {
 			if b.Kind == importer.ThoughtBlock && !s.Thoughts {
 				continue
@@ -149,6 +150,14 @@ func (s *Session) callNames() map[string]string {
 		}
 	}
 	return names
+}
+
+// class returns a kind as a part of the name of a class: one that a style sheet doesn't know stands for no other.
+func class(kind string) string {
+	if strings.ContainsFunc(kind, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
+		return "other"
+	}
+	return kind
 }
 
 // A place is that of a block among parts.

@@ -112,6 +112,28 @@ func TestUI2_AttacksShowAsText(t *testing.T) {
 	}
 }
 
+// Text whose markdown would take time or memory without measure is shown as it is, and a kind is no class of another thing.
+func TestUI2_WhatCostsTooMuchIsShownAsItIs(t *testing.T) {
+	repeat := strings.Repeat
+	for name, text := range map[string]string{
+		"table": "|" + repeat("a|", 4000) + "\n|" + repeat("-|", 4000) + "\n" + repeat("|\n", 8000), "quotes": repeat("> ", 10_000), "quoted table": "> |" + repeat("a|", 900) + "\n> |" + repeat("-|", 900) + "\n" + repeat("> |\n", 900),
+		"lists": repeat("- ", 8000) + "x", "numbers": repeat("1. ", 8000) + "x", "brackets": repeat("[", 30_000), "images": repeat("![", 15_000), "stars": repeat("*a ", 10_000), "marks": repeat("**a_", 8000),
+		"ticks": repeat("`a``", 8000), "links": repeat("[a](", 8000), "fences": repeat("```\n", 8000), "angles": repeat("<", 30_000), "entities": repeat("&#x", 10_000), "strikes": repeat("~~a", 10_000), "indented": repeat(" ", 30_000) + "- x",
+	} {
+		if out := Markdown(text); len(out) > 20*len(text)+1000 {
+			t.Errorf("%s: %d bytes of %d", name, len(out), len(text))
+		}
+	}
+	for _, text := range []string{"| a | b |\n|---|---|\n| 1 | 2 |\n", repeat("- one\n  - two\n", 300), repeat("> said\n", 300), repeat("-", 200)} {
+		if out := Markdown(text); strings.HasPrefix(string(out), "<pre>") {
+			t.Errorf("%.40q is not rendered: %.100s", text, out)
+		}
+	}
+	if got := []string{class("user"), class("x chunk hidden"), class("Tool")}; !slices.Equal(got, []string{"user", "other", "other"}) {
+		t.Error(got)
+	}
+}
+
 // A page shows who says what, calls beside their results, code, tables and images.
 func TestUI1_APageShowsAConversation(t *testing.T) {
 	s := &Session{Thoughts: true, Info: turnstone.Info{ID: "trip"}, Nodes: []turnstone.Node{

@@ -38,12 +38,36 @@ var policy = func() *bluemonday.Policy {
 	return p
 }()
 
-// maxMarkdown is how many bytes are rendered as markdown. Longer text is shown as it is.
-const maxMarkdown = 256 << 10
+// Text beyond these limits is shown as it is: rendering it as markdown would take time and memory without measure.
+const (
+	maxMarkdown = 32 << 10 // bytes
+	maxCells    = 10_000   // columns of tables, times the lines that may follow
+	maxNested   = 40       // quotes and lists within each other
+)
+
+// simple reports whether text may be rendered as markdown. A row of a table that is short is filled up, so the cells are
+// those of its head in each line.
+func simple(text string) bool {
+	if len(text) > maxMarkdown {
+		return false
+	}
+	columns, lines := 0, 0
+	for line := range strings.Lines(text) {
+		lines++
+		if strings.Trim(line, " \t\r\n|:->") == "" {
+			columns = max(columns, strings.Count(line, "|"))
+		}
+		begin := line[:len(line)-len(strings.TrimLeft(line, " \t>-+*0123456789.)"))]
+		if strings.Count(begin, ">")+strings.Count(begin, "-")+strings.Count(begin, "+")+strings.Count(begin, "*")+strings.Count(begin, ".")+strings.Count(begin, ")") > maxNested && strings.Trim(line, "-*_ \r\n") != "" {
+			return false
+		}
+	}
+	return columns*lines <= maxCells
+}
 
 // Markdown returns text that is markdown as HTML that runs nothing and loads nothing.
 func Markdown(text string) template.HTML {
-	if len(text) > maxMarkdown {
+	if !simple(text) {
 		return Code(text, "")
 	}
 	var out bytes.Buffer
@@ -79,7 +103,7 @@ func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
 }
 
 // maxHighlighted is how many bytes of code are highlighted.
-const maxHighlighted = 64 << 10
+const maxHighlighted = 16 << 10
 
 var formatter = html.New(html.WithClasses(true), html.PreventSurroundingPre(true))
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
@@ -23,7 +24,7 @@ var actions = map[string]action{
 	"fork":      {scope: server.Write, do: (*visit).fork},
 	"rewind":    {scope: server.Write, do: (*visit).rewind},
 	"keep":      {scope: server.Write, do: (*visit).keep},
-	"release":   {scope: server.Write, do: (*visit).release},
+	"release":   {scope: server.Write, sure: "The revision is kept no longer: what prunes may let its checkpoint go.", do: (*visit).release},
 	"label":     {scope: server.Write, do: (*visit).label},
 	"tombstone": {scope: server.Write, sure: "The message is hidden in this session for good. Its bytes stay until the next vacuum.", do: (*visit).tombstone},
 	"erase":     {scope: server.Maintain, sure: "The message is hidden, and its content is removed from the files of the store. Nothing brings it back.", do: (*visit).erase},
@@ -48,14 +49,24 @@ func (v *visit) act() error {
 	if err != nil {
 		return err
 	}
-	if a.sure != "" && !v.q.Has("sure") {
-		v.render(200, "sure", view{Title: "Are you sure?", Body: &struct {
-			*subject
-			Do, Node, What string
-		}{s, v.q.Get("do"), v.q.Get("node"), a.sure}})
+	if v.ask("act", a.sure, v.URL("session", "id", s.ID())) {
 		return nil
 	}
 	return a.do(v, s)
+}
+
+// ask asks whether something is to be done that can't be taken back, unless the visitor has said so. It reports whether it
+// has asked.
+func (v *visit) ask(path, what, back string) bool {
+	if what == "" || v.q.Has("sure") {
+		return false
+	}
+	fields := url.Values{"sure": {"yes"}}
+	for name, values := range v.q {
+		fields[name] = values
+	}
+	v.render(200, "sure", view{Title: "Are you sure?", Body: map[string]any{"Path": path, "What": what, "Back": back, "Do": v.q.Get("do"), "Fields": fields}})
+	return true
 }
 
 // to sends the browser to a page.

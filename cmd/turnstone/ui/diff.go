@@ -63,7 +63,11 @@ func (v *visit) diff() error {
 	first, second := Fork(paths[0], paths[1])
 	c.Common, c.Only = second, [2]int{len(paths[0]) - first, len(paths[1]) - second}
 	for i, nodes := range [][]turnstone.Node{paths[1][max(0, second-1):second], paths[0][first:], paths[1][second:]} {
-		if c.HTML[i], err = v.written(a, nodes[:min(len(nodes), 200)]); err != nil {
+		of := a
+		if i == 2 {
+			of = b
+		}
+		if c.HTML[i], err = v.written(of, nodes[:min(len(nodes), 200)]); err != nil {
 			return err
 		}
 	}

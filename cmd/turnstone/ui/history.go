@@ -66,6 +66,12 @@ func (v *visit) history() error {
 	return nil
 }
 
+// begun is what is known of the first node of a commit.
+type begun struct {
+	parent  graph.ID
+	subject string
+}
+
 // commits returns the commits after a revision up to another one, the last one first.
 func (v *visit) commits(s *subject, after, to head.Revision) ([]commitRow, error) {
 	var rows []commitRow
@@ -80,7 +86,7 @@ func (v *visit) commits(s *subject, after, to head.Revision) ([]commitRow, error
 	}
 	added := map[graph.ID]head.Revision{}
 	leafOf := map[graph.ID]head.Revision{} // the last commit that left the leaf at a node
-	first := map[head.Revision]turnstone.Node{}
+	first := map[head.Revision]begun{}
 	for n, err := range s.Nodes(v.r.Context(), turnstone.Scope{Full: true}) {
 		if err != nil {
 			return nil, err
@@ -90,8 +96,7 @@ func (v *visit) commits(s *subject, after, to head.Revision) ([]commitRow, error
 		}
 		added[n.ID] = n.Revision
 		if _, ok := first[n.Revision]; !ok {
-			n.Payload = n.Payload[:min(len(n.Payload), 64<<10)]
-			first[n.Revision] = n
+			first[n.Revision] = begun{n.Parent, n.Kind + ": " + shortened(importer.Text(n.Payload), 160)}
 		}
 	}
 	previous := graph.ID{}
@@ -100,8 +105,7 @@ func (v *visit) commits(s *subject, after, to head.Revision) ([]commitRow, error
 		n, ok := first[r.Revision]
 		from := r.Leaf
 		if ok {
-			from = n.Parent
-			r.Subject = n.Kind + ": " + shortened(importer.Text(n.Payload), 160)
+			from, r.Subject = n.parent, n.subject
 		}
 		if r.From = leafOf[from]; r.From == 0 {
 			r.From = added[from]

@@ -19,7 +19,6 @@ const (
 // (server-sent events, https://html.spec.whatwg.org/multipage/server-sent-events.html).
 func (v *visit) live() error {
 	rc := http.NewResponseController(v.w)
-	_ = rc.SetReadDeadline(time.Time{}) // It goes on as long as the page is open.
 	var events func(send func(id, data string) bool) error
 	if v.q.Get("id") == "" {
 		events = v.listEvents
@@ -94,7 +93,7 @@ func (v *visit) commitEvents(s *subject, after head.Revision, send func(id, data
 // listEvents sends an event whenever a session was made, changed or deleted.
 func (v *visit) listEvents(send func(id, data string) bool) error {
 	before := ""
-	for {
+	for first := true; ; first = false {
 		p, err := v.db.List(v.r.Context(), turnstone.ListOptions{Limit: shownSessions})
 		if err != nil {
 			return err
@@ -103,7 +102,7 @@ func (v *visit) listEvents(send func(id, data string) bool) error {
 		for i := range p.Sessions {
 			now += p.Sessions[i].Incarnation + p.Sessions[i].Updated.String()
 		}
-		if before != "" && now != before && !send("", "{}") {
+		if !first && now != before && !send("", "{}") {
 			return nil
 		}
 		before = now

@@ -181,7 +181,12 @@ func (u *UI) login(w http.ResponseWriter, r *http.Request) {
 		Name: u.cookieName(r), Value: u.visitors.add(token), Path: "/", MaxAge: int(visitLasts / time.Second),
 		HttpOnly: true, Secure: u.o.Secure, SameSite: http.SameSiteStrictMode,
 	})
-	http.Redirect(w, r, within(r.PostFormValue("next")), http.StatusSeeOther)
+	next := within(r.PostFormValue("next"))
+	if len(g.Namespaces) == 1 && g.Namespaces[0] != "*" && next == "/ui/" { // There is nothing for it elsewhere.
+		v.Space = g.Namespaces[0]
+		next = v.URL("")
+	}
+	http.Redirect(w, r, next, http.StatusSeeOther)
 }
 
 // logout ends a visit.

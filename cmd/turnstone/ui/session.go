@@ -288,6 +288,7 @@ const maxChildren = 500
 // childrenOf returns the sessions that fork from a session, by the nodes at which they do.
 func (v *visit) childrenOf(s *subject) (map[graph.ID][]sessionRow, error) {
 	out := map[graph.ID][]sessionRow{}
+	s.children = nil
 	for o := (turnstone.ListOptions{Parent: s.ID(), Limit: 100}); ; {
 		p, err := v.db.List(v.r.Context(), o)
 		if err != nil {

@@ -30,6 +30,12 @@ var maintenance = map[string]func(*visit) (any, error){
 	"vacuum":  func(v *visit) (any, error) { return v.db.Vacuum(v.r.Context(), gc.VacuumOptions{}) },
 }
 
+// irrevocable says what can't be taken back.
+var irrevocable = map[string]string{
+	"collect": "What nothing refers to is deleted.",
+	"vacuum":  "What was hidden or deleted is removed from the files of the store. Nothing brings it back.",
+}
+
 // verify verifies the store, and names the problems.
 func (v *visit) verify() (any, error) {
 	found, err := v.db.Verify(v.r.Context(), turnstone.VerifyOptions{})
@@ -55,10 +61,17 @@ func (v *visit) maintain() error {
 		return fmt.Errorf("%w: there is no maintenance %q", wire.ErrRequest, v.q.Get("do"))
 	case v.o.ReadOnly:
 		return errReadOnly
+	case v.ask("maintain", irrevocable[v.q.Get("do")], v.URL("store")):
+		return nil
 	}
 	report, err := f(v)
 	if err != nil {
 		return err
+	}
+	if v.o.Forget != nil && v.q.Get("do") != "verify" {
+		if err := v.o.Forget(v.r.Context()); err != nil {
+			return err
+		}
 	}
 	text, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {

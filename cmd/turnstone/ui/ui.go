@@ -139,7 +139,13 @@ func (u *UI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 256<<10)
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(30 * time.Second)) // Not so in tests without a connection.
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(30 * time.Second)) // Not so in tests without a connection.
+	if err := r.ParseForm(); err != nil {
+		fail(w, http.StatusBadRequest, err)
+		return
+	}
+	_ = rc.SetReadDeadline(time.Time{}) // It would end the work on the request as well.
 	u.mux.ServeHTTP(w, r)
 }
 
@@ -194,9 +200,6 @@ func (u *UI) handle(f func(*visit) error) http.Handler {
 
 // enter finds out who asks, and for what. It fails with wire.ErrToken if there is no visitor, or its token has ended.
 func (v *visit) enter() error {
-	if err := v.r.ParseForm(); err != nil {
-		return fmt.Errorf("%w: %w", wire.ErrRequest, err)
-	}
 	v.q, v.Space = v.r.Form, v.r.Form.Get("ns")
 	var ok bool
 	if v.visitor = v.visitors.find(v.cookie()); v.visitor == nil {

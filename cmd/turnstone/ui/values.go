@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
@@ -124,7 +123,6 @@ func (v *visit) attachment() error {
 		name := a.Name[strings.LastIndexAny(a.Name, `/\`)+1:]
 		h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": cleanName(name)}))
 	}
-	_ = http.NewResponseController(v.w).SetReadDeadline(time.Time{})
 	if _, err := s.ReadAttachment(v.r.Context(), v.w, id); err != nil {
 		panic(http.ErrAbortHandler) // Its beginning is sent: the browser notices that the rest is missing.
 	}

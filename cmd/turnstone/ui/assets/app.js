@@ -89,11 +89,48 @@ if (talk) {
   });
   new ResizeObserver(() => stay && toEnd()).observe(talk);
 }
+
+// Follows events of the server while the page is seen: a browser has few connections to one host. address returns where
+// they come from, and heard is called for each.
+function follow(address, heard) {
+  let events = null;
+  const connect = () => {
+    if (document.hidden || events) return;
+    events = new EventSource(address());
+    events.onmessage = heard;
+    events.onerror = () => {
+      if (events?.readyState === EventSource.CLOSED) note("This page does not follow any more. Load it again.");
+    };
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      events?.close();
+      events = null;
+    } else {
+      connect();
+    }
+  });
+  connect();
+  return () => events?.close();
+}
+
+// Puts a link to this page on it, once.
+function note(text) {
+  if (document.querySelector(".note.again")) return;
+  const p = document.createElement("p");
+  p.className = "note again";
+  const link = document.createElement("a");
+  link.href = location.href;
+  link.textContent = text;
+  p.append(link);
+  (talk ?? document.getElementById("main")).append(p);
+}
+
 if (talk?.dataset.live) {
-  const events = new EventSource(talk.dataset.live);
   let busy = false;
   let again = false;
-  const follow = async () => {
+  let seen = 0; // the last revision that was told
+  const more = async () => {
     if (busy) {
       again = true;
       return;
@@ -101,10 +138,11 @@ if (talk?.dataset.live) {
     busy = true;
     do {
       again = false;
+      if (!talk.dataset.last) location.reload(); // Nothing was there, and now there may be much.
       try {
         const box = document.createElement("section");
         box.className = "chunk full";
-        box.innerHTML = await get(talk.dataset.last ? `${talk.dataset.new}&after=${talk.dataset.last}` : talk.dataset.new);
+        box.innerHTML = await get(`${talk.dataset.new}&after=${talk.dataset.last}`);
         const last = box.querySelector("article:last-of-type");
         if (last) {
           talk.dataset.last = last.dataset.id;
@@ -113,35 +151,34 @@ if (talk?.dataset.live) {
         }
       } catch (error) {
         if (error.status === 404) {
-          events.close();
-          const note = document.createElement("p");
-          note.className = "note";
-          const link = document.createElement("a");
-          link.href = location.href;
-          link.textContent = "The conversation goes on from elsewhere now. Show it.";
-          note.append(link);
-          talk.append(note);
+          stop();
+          note("The conversation goes on from elsewhere now. Show it.");
+        } else {
+          setTimeout(more, 3000);
         }
       }
     } while (again);
     busy = false;
   };
-  events.onmessage = (event) => {
-    const { revision } = JSON.parse(event.data);
-    const slider = document.getElementById("at");
-    if (slider && slider.value === slider.max) {
-      slider.max = revision;
-      slider.value = revision;
-      document.getElementById("shown-at").textContent = revision;
-    }
-    follow();
-  };
+  const stop = follow(
+    () => (seen ? talk.dataset.live.replace(/after=\d+/, `after=${seen}`) : talk.dataset.live),
+    (event) => {
+      seen = JSON.parse(event.data).revision;
+      const slider = document.getElementById("at");
+      if (slider && slider.value === slider.max) {
+        slider.max = seen;
+        slider.value = seen;
+        document.getElementById("shown-at").textContent = seen;
+      }
+      more();
+    },
+  );
 }
 
 // The list of sessions is as new as the store.
 const rows = document.getElementById("rows");
 if (rows && !new URLSearchParams(location.search).has("after")) {
-  new EventSource(rows.dataset.live).onmessage = async () => {
+  const refresh = async () => {
     const here = new URL(location.href);
     here.searchParams.set("rows", "");
     const chosen = rows.querySelector(".chosen a")?.href;
@@ -149,6 +186,8 @@ if (rows && !new URLSearchParams(location.search).has("after")) {
     if (chosen) [...rows.querySelectorAll("a.item")].find((a) => a.href === chosen)?.closest("tr").classList.add("chosen");
     say("The list has changed");
   };
+  follow(() => rows.dataset.live, refresh);
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
 }
 
 const slider = document.getElementById("at");
@@ -173,7 +212,7 @@ document.addEventListener("keydown", (event) => {
   const at = all.findIndex((i) => i.classList.contains("chosen"));
   switch (event.key) {
     case "/":
-      document.getElementById("search") ? document.getElementById("search").focus() : (location.href = document.querySelector('nav a[href^="/ui/search"]')?.href ?? "/ui/");
+      document.getElementById("search") ? document.getElementById("search").focus() : (location.href = document.querySelector('nav a[href^="/ui/search"]')?.href ?? document.querySelector(".home").href);
       break;
     case "j":
       choose(all[Math.min(at + 1, all.length - 1)]);
@@ -190,6 +229,7 @@ document.addEventListener("keydown", (event) => {
       choose(all[all.length - 1]);
       break;
     case "Enter": {
+      if (event.target !== document.body && event.target !== all[at]?.querySelector("h2 a")) return;
       const folded = all[at]?.matches("article") ? all[at].querySelectorAll(":scope > details") : [];
       if (folded.length === 0) return;
       const open = ![...folded].some((d) => d.open);
@@ -197,7 +237,7 @@ document.addEventListener("keydown", (event) => {
       break;
     }
     case "?":
-      location.href = "/ui/help";
+      location.href = document.querySelector('nav a[href*="/ui/help"]').href;
       break;
     default:
       return;
