@@ -33,8 +33,8 @@ func wordNumber(n uint64) string {
 	return w
 }
 
-// BenchmarkFind makes a store of 20,000 nodes, or as many as TURNSTONE_NODES says, and an index of it, and asks for a word
-// or several, a phrase, a prefix, and fields.
+// BenchmarkFind makes a store of 20,000 nodes, or as many as TURNSTONE_NODES says, and an index of it, and asks for a
+// word or several, a phrase, a prefix, and fields.
 func BenchmarkFind(b *testing.B) {
 	total := 20_000
 	if text := os.Getenv("TURNSTONE_NODES"); text != "" {

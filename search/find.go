@@ -24,7 +24,8 @@ const (
 	MaxLimit = 1000
 	// ranked is how many nodes that match are compared, the newest ones, to find the best.
 	ranked = 40
-	// maxNamed is how many sessions are named in what the index is asked.
+	// maxNamed is how many sessions a query for FTS5 names at most. If there are more, their nodes are chosen
+	// afterwards.
 	maxNamed = 200
 	// around is how many bytes of a passage stand before and behind what was found.
 	around = 80
@@ -56,8 +57,8 @@ type FindOptions struct {
 	Groups []string
 }
 
-// Find returns the nodes that a query finds. Each is read in the store first, so it is there. Sync before, to find what is
-// new.
+// Find returns the nodes that a query finds. Each is read in the store first, so it is there. Sync before, to find what
+// is new.
 func (x *Index) Find(ctx context.Context, st *turnstone.Store, q *Query, o FindOptions) ([]Result, error) {
 	o.Limit = cmp.Or(o.Limit, DefaultLimit)
 	if o.Limit < 0 || o.Limit > MaxLimit {
@@ -130,7 +131,8 @@ func (f *finding) run(ctx context.Context) error {
 	return nil
 }
 
-// chosen returns the numbers of the sessions that the fields choose, in order, or that they choose all.
+// chosen returns the numbers of the sessions that the fields of the query choose, in order. all is true if they choose
+// every session.
 func (f *finding) chosen(ctx context.Context) (numbers []int64, all bool, err error) {
 	q := f.q
 	if !slices.ContainsFunc(fields[1:], func(name string) bool { return q.fields[name] != nil }) && q.since.IsZero() && f.o.Groups == nil {
@@ -195,7 +197,7 @@ type candidate struct {
 	node            graph.ID
 }
 
-// some returns candidates with smaller numbers than one, the greatest first.
+// some returns candidates whose numbers are smaller than before, the greatest number first.
 func (f *finding) some(ctx context.Context, chosen []int64, before int64, limit int) (out []candidate, err error) {
 	var rows *sql.Rows
 	if asked := f.q.candidates(chosen); asked != "" {

@@ -21,8 +21,8 @@ import (
 
 // Options of an Index.
 type Options struct {
-	// Text returns what is said in a node. All who use an index must give the same function. Default: the payload, if it is
-	// text; of JSON its strings.
+	// Text returns what is said in a node. All who use an index must give the same function. Default: the payload, if
+	// it is text; of JSON its strings.
 	Text func(n *turnstone.Node) string
 	// Agent returns the name of the agent whose session it is, for the field agent. Default: no agent.
 	Agent func(i *turnstone.Info) string
@@ -36,13 +36,15 @@ type Index struct {
 	path string
 }
 
-// ErrOther means that an index is of another store, or of another version of this package: remove it, and it is made again.
+// ErrOther means that an index is of another store, or of another version of this package: remove it, and it is made
+// again.
 var ErrOther = errors.New("search: the index is of another store or version")
 
-// version is that of the tables, and of how texts are made into words.
+// version changes when the tables change, or the way in which texts are split into words.
 const version = "1"
 
-// schema makes the tables. Of a node the index has its words and their order, and no text ("content=”").
+// schema makes the tables. The table words has the words of each node, in order, but not its text: its content is
+// empty.
 const schema = `
 CREATE TABLE IF NOT EXISTS state(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions(

@@ -60,10 +60,11 @@ const minPrefix = 2
 //	/regexp/       a regular expression (RE2) that the text matches
 //	kind:tool      the kind of a node; also session:ID, group:G (and the groups below it), project:P (a part of the
 //	               directory), model:M, agent:A, label:NAME=VALUE
-//	since:2026-11  commits since then, and until: those before; a date, or a time (RFC 3339)
+//	since:2026-11  committed then or later: a date, a time (RFC 3339), or a duration before now, such as 36h
+//	until:2026-12  committed before then
 //
-// A field that is there more than once must have one of the values. now is for errors only: durations such as since:36h
-// are before it.
+// If a field is there more than once, a node must have one of its values. A QueryError names the part that can't be
+// used.
 func Parse(text string, now time.Time) (*Query, error) {
 	q := &Query{fields: map[string][]string{}}
 	parts := 0
@@ -184,8 +185,8 @@ func moment(text string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("it is no date, no time (RFC 3339), and no duration")
 }
 
-// candidates returns what the index is asked for, in the language of FTS5, or "" if it is not asked. If sessions are
-// named, only what is in one of them is asked for.
+// candidates returns the query for FTS5 that finds all nodes that may match, in the given sessions if there are any. It
+// returns "" if every node may match.
 func (q *Query) candidates(sessions []int64) string {
 	var all, not []string
 	for _, t := range q.terms {
@@ -222,7 +223,7 @@ func tokens[V any](values []V, of func(V) string) (out []string) {
 	return out
 }
 
-// A match is how a text is like a query.
+// A match says where a text has what a query asks for, and how well it matches.
 type match struct {
 	spans  [][2]int // where it is, in order
 	score  float64
@@ -297,8 +298,8 @@ func (t *term) ends(last []word) bool {
 	return true
 }
 
-// saturated is the weight of a term in a text, as Okapi BM25 has it with k = 1.2 and b = 0.75 (Robertson and Zaragoza, "The
-// Probabilistic Relevance Framework", 2009): the more often it is there the better, but less and less so.
+// saturated is the weight of a term in a text, as Okapi BM25 has it with k = 1.2 and b = 0.75 (Robertson and Zaragoza,
+// "The Probabilistic Relevance Framework", 2009): the more often it is there the better, but less and less so.
 func saturated(count, length int) float64 {
 	const k, b, usual = 1.2, 0.75, 100
 	f := float64(count)

@@ -17,8 +17,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 var ctx = context.Background()
 
@@ -303,52 +307,72 @@ func (w *world) check(x *Index) {
 }
 
 func TestSE2_TheIndexIsAsTheStore(t *testing.T) {
-	for _, feed := range []bool{true, false} {
-		t.Run(fmt.Sprintf("feed %v", feed), func(t *testing.T) {
-			w := &world{T: t, st: newStore(t), r: rand.New(rand.NewPCG(1, 2))}
-			if feed {
-				must(t, w.st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
-			}
-			path := filepath.Join(t.TempDir(), "index")
-			x := newIndex(t, path)
-			for i := range testkit.Pick(150, 40, 15) {
-				for range 12 {
-					w.step()
+	for name, start := range storetest.Engines {
+		if name != "memory" && !testkit.Long() {
+			continue
+		}
+		for _, feed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, feed %v", name, feed), func(t *testing.T) {
+				e, err := start(t)()
+				must(t, err)
+				t.Cleanup(func() { e.Close() })
+				st, err := turnstone.Open(ctx, e, nil)
+				must(t, err)
+				t.Cleanup(func() { st.Close() })
+				rounds := testkit.Pick(40, 40, 15)
+				if name == "postgres" { // each call goes to the server
+					rounds = 10
 				}
-				switch i % 4 {
-				case 1: // It is closed and opened again.
-					must(t, x.Close())
-					x = newIndex(t, path)
-				case 2: // It is cut off.
-					cut, cancel := context.WithTimeout(ctx, time.Duration(w.r.IntN(3000))*time.Microsecond)
-					_, err := x.Sync(cut, w.st)
-					cancel()
-					if err != nil && cut.Err() == nil {
-						t.Fatal(err)
-					}
-				case 3: // Another process does it at the same time.
-					other := newIndex(t, path)
-					ended := make(chan error)
-					go func() {
-						_, err := other.Sync(ctx, w.st)
-						ended <- err
-					}()
-					synced(t, x, w.st)
-					must(t, <-ended)
-				}
-				r := synced(t, x, w.st)
-				if r.All == feed && i > 0 {
-					t.Errorf("with the feed %v: %+v", feed, r)
-				}
-				w.check(x)
-			}
-			must(t, x.Close())
-			must(t, Remove(path))
-			x = newIndex(t, path)
-			synced(t, x, w.st)
-			w.check(x)
-		})
+				asTheStore(t, st, feed, rounds)
+			})
+		}
 	}
+}
+
+// asTheStore changes a store at random, and compares what an index finds with what the store shows.
+func asTheStore(t *testing.T, st *turnstone.Store, feed bool, rounds int) {
+	w := &world{T: t, st: st, r: rand.New(rand.NewPCG(1, 2))}
+	if feed {
+		must(t, w.st.StartFeed(ctx, turnstone.FeedOptions{Keep: time.Hour}))
+	}
+	path := filepath.Join(t.TempDir(), "index")
+	x := newIndex(t, path)
+	for i := range rounds {
+		for range 12 {
+			w.step()
+		}
+		switch i % 4 {
+		case 1: // It is closed and opened again.
+			must(t, x.Close())
+			x = newIndex(t, path)
+		case 2: // It is cut off.
+			cut, cancel := context.WithTimeout(ctx, time.Duration(w.r.IntN(3000))*time.Microsecond)
+			_, err := x.Sync(cut, w.st)
+			cancel()
+			if err != nil && cut.Err() == nil {
+				t.Fatal(err)
+			}
+		case 3: // Another process does it at the same time.
+			other := newIndex(t, path)
+			ended := make(chan error)
+			go func() {
+				_, err := other.Sync(ctx, w.st)
+				ended <- err
+			}()
+			synced(t, x, w.st)
+			must(t, <-ended)
+		}
+		r := synced(t, x, w.st)
+		if r.All == feed && i > 0 {
+			t.Errorf("with the feed %v: %+v", feed, r)
+		}
+		w.check(x)
+	}
+	must(t, x.Close())
+	must(t, Remove(path))
+	x = newIndex(t, path)
+	synced(t, x, w.st)
+	w.check(x)
 }
 
 func TestSE2_FollowKeepsItUpToDate(t *testing.T) {

@@ -17,9 +17,9 @@ type word struct {
 	from, to int    // in the text
 }
 
-// words yields the words of a text: letters and digits that stand together. In scripts that put no spaces between words,
-// each character is one. Small and capital letters are the same, and so are letters with and without accents (Unicode,
-// annex 15, form KD, without marks).
+// words yields the words of a text: letters and digits that stand together. In scripts that put no spaces between
+// words, each character is one. Small and capital letters are the same, and so are letters with and without accents
+// (Unicode, annex 15, form KD, without marks).
 func words(text string, yield func(word) bool) {
 	all := yield
 	yield = func(w word) bool { return w.text == "" || all(w) } // Some letters are marks only.

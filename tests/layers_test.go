@@ -27,6 +27,8 @@ var layers = []string{
 
 // may lists what a layer is allowed of those below it, where that is not all.
 var may = map[string][]string{
+	"search":                              {"", "push", "graph", "head"},
+	"cmd/turnstone/page":                  {"", "graph", "cmd/turnstone/importer"},
 	"engine":                              {},
 	"internal/testkit":                    {},
 	"engine/internal/localdir":            {"engine"},

@@ -21,7 +21,8 @@ const (
 	finders    = 2                // searches and sums at once; others wait
 )
 
-// A finder searches a store for its pages, and sums up its usage. They are not the calls of one visitor, so it bounds them.
+// A finder searches a store for its pages, and sums up its usage. They are not the calls of one visitor, so it bounds
+// them.
 type finder struct {
 	st     *turnstone.Store
 	open   func() (*search.Index, error) // nil if the store has no index

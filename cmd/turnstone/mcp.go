@@ -104,7 +104,8 @@ func (g *agent) sees(i *turnstone.Info) bool {
 	return g.group == "" || i.Group == g.group || strings.HasPrefix(i.Group, g.group+"/")
 }
 
-// session returns a session that the agent may see. Others are not there.
+// session returns a session by its id. A session that the agent may not see is turnstone.ErrSessionNotFound, as one
+// that does not exist.
 func (g *agent) session(ctx context.Context, id string) (*turnstone.Session, *turnstone.Info, error) {
 	s, err := g.st.Session(ctx, id)
 	if err != nil {
@@ -263,8 +264,8 @@ func (g *agent) read(ctx context.Context, _ *mcp.CallToolRequest, in readIn) (*m
 	return nil, out, nil
 }
 
-// scopeAround returns the scope of the part of a path that has a node near its middle. If the node is not on the active path,
-// it is the path to the node.
+// scopeAround returns the scope of the part of a path that has a node near its middle. If the node is not on the active
+// path, it is the path to the node.
 func scopeAround(ctx context.Context, s *turnstone.Session, text string, last int) (turnstone.Scope, error) {
 	id, err := turnstone.ParseNodeID(text)
 	if err != nil {

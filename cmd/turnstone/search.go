@@ -17,7 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone/search"
 )
 
-// indexSuffix is what the name of the index of a store in a directory has behind that of the directory.
+// indexSuffix ends the name of an index: the index of the store in DIR is the file DIR.search.
 const indexSuffix = ".search"
 
 // indexOptions are those of all indexes of the command.
@@ -121,7 +121,7 @@ func (a *app) runSearch(cmd *cobra.Command, st *turnstone.Store, f *searchFlags,
 	return errors.Join(p.err, out.Flush())
 }
 
-// printResult prints a result: its session, where it is, and the passage.
+// printResult prints a result on two lines. The first names the session and the node, and the second is the passage.
 func (p *printer) printResult(r *search.Result, terminal int) {
 	aside := ""
 	if r.Aside {

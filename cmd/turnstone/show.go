@@ -15,7 +15,6 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/page"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -410,9 +409,7 @@ type difference struct {
 	only   [2][]turnstone.Node // the rest of each path
 }
 
-// compare loads the paths to two places and finds where they part. Paths that have
-// parted never meet again, because a node has one parent. But either session may have
-// tombstoned nodes that the other one shows.
+// compare loads the paths to two places and finds where they part.
 func compare(ctx context.Context, st *turnstone.Store, names []string) (*difference, error) {
 	var paths [2][]turnstone.Node
 	for i, name := range names {
@@ -426,16 +423,7 @@ func compare(ctx context.Context, st *turnstone.Store, names []string) (*differe
 		}
 		paths[i] = state.Nodes
 	}
-	at := map[graph.ID]int{}
-	for i, n := range paths[0] {
-		at[n.ID] = i
-	}
-	first, second := 0, 0 // lengths of what the paths have in common
-	for i, n := range paths[1] {
-		if j, ok := at[n.ID]; ok {
-			first, second = j+1, i+1
-		}
-	}
+	first, second := page.Parted(paths[0], paths[1])
 	return &difference{
 		names: names, common: paths[1][:second],
 		only: [2][]turnstone.Node{paths[0][first:], paths[1][second:]},

@@ -1,8 +1,8 @@
 // Package page makes web pages of sessions: what people send each other, and what the server shows.
 //
-// What a transcript holds is hostile. Markdown is rendered without raw HTML, and what comes out is sanitized. Links lead
-// to http, https and mailto only, images are those that the session itself has, and the pages have a policy that runs no
-// script and loads nothing (Content Security Policy, level 3).
+// What a transcript holds is hostile. Markdown is rendered without raw HTML, and what comes out is sanitized. Links
+// lead to http, https and mailto only, images are those that the session itself has, and the pages have a policy that
+// runs no script and loads nothing (Content Security Policy, level 3).
 package page
 
 import (

@@ -112,7 +112,8 @@ func TestUI2_AttacksShowAsText(t *testing.T) {
 	}
 }
 
-// Text whose markdown would take time or memory without measure is shown as it is, and a kind is no class of another thing.
+// Text whose markdown would take time or memory without measure is shown as it is, and a kind is no class of another
+// thing.
 func TestUI2_WhatCostsTooMuchIsShownAsItIs(t *testing.T) {
 	repeat := strings.Repeat
 	for name, text := range map[string]string{

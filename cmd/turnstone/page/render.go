@@ -22,7 +22,8 @@ var markdown = goldmark.New(
 	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, 1))),
 )
 
-// policy is what of rendered markdown stays. Images don't: they would be loaded from elsewhere.
+// policy lists the elements and attributes that rendered markdown keeps. Images are none of them: a browser would load
+// them from elsewhere.
 var policy = func() *bluemonday.Policy {
 	p := bluemonday.NewPolicy()
 	p.AllowElements("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "span")
@@ -38,15 +39,16 @@ var policy = func() *bluemonday.Policy {
 	return p
 }()
 
-// Text beyond these limits is shown as it is: rendering it as markdown would take time and memory without measure.
+// Text that exceeds one of these limits is shown as it is, because a short text can take minutes and gigabytes to
+// render as markdown.
 const (
 	maxMarkdown = 32 << 10 // bytes
 	maxCells    = 10_000   // columns of tables, times the lines that may follow
 	maxNested   = 40       // quotes and lists within each other
 )
 
-// simple reports whether text may be rendered as markdown. A row of a table that is short is filled up, so the cells are
-// those of its head in each line.
+// simple reports whether text may be rendered as markdown. A row of a table that is short is filled up, so the cells
+// are those of its head in each line.
 func simple(text string) bool {
 	if len(text) > maxMarkdown {
 		return false

@@ -55,8 +55,8 @@ func (v *visit) act() error {
 	return a.do(v, s)
 }
 
-// ask asks whether something is to be done that can't be taken back, unless the visitor has said so. It reports whether it
-// has asked.
+// ask asks whether something is to be done that can't be taken back, unless the visitor has said so. It reports whether
+// it has asked.
 func (v *visit) ask(path, what, back string) bool {
 	if what == "" || v.q.Has("sure") {
 		return false

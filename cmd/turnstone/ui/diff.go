@@ -10,14 +10,12 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/page"
-	"github.com/turnstonedb/turnstone/graph"
 )
 
 // A comparison is what two places have in common, and what only one has.
 type comparison struct {
 	A, B   *subject
 	Common int
-	Last   []turnstone.Node // the last node of both
 	HTML   [3]template.HTML // that node, and what only the first and only the second one has
 	Only   [2]int
 	Parts  []partDifference
@@ -60,7 +58,7 @@ func (v *visit) diff() error {
 			}
 		}
 	}
-	first, second := Fork(paths[0], paths[1])
+	first, second := page.Parted(paths[0], paths[1])
 	c.Common, c.Only = second, [2]int{len(paths[0]) - first, len(paths[1]) - second}
 	for i, nodes := range [][]turnstone.Node{paths[1][max(0, second-1):second], paths[0][first:], paths[1][second:]} {
 		of := a
@@ -76,22 +74,6 @@ func (v *visit) diff() error {
 	}
 	v.render(200, "diff", view{Title: "Differences", Body: &c})
 	return nil
-}
-
-// Fork returns how many nodes of each of two paths come up to the last node that they have in common. Paths that have
-// parted never meet again, because a node has one parent. But either session may have tombstoned nodes that the other
-// one shows.
-func Fork(a, b []turnstone.Node) (first, second int) {
-	at := map[graph.ID]int{}
-	for i := range a {
-		at[a[i].ID] = i
-	}
-	for i := range b {
-		if j, ok := at[b[i].ID]; ok {
-			first, second = j+1, i+1
-		}
-	}
-	return first, second
 }
 
 // differences returns the parts that differ, line by line. JSON is compared with indents.

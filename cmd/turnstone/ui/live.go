@@ -73,7 +73,8 @@ func (v *visit) live() error {
 	return nil
 }
 
-// commitEvents sends the commits of a session after a revision, and those that come.
+// commitEvents calls send for each commit of a session after a revision. It waits for new commits until the visitor is
+// gone.
 func (v *visit) commitEvents(s *subject, after head.Revision, send func(id, data string) bool) error {
 	for e, err := range s.Watch(v.r.Context(), after) {
 		if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// chunk is how many nodes a part of a conversation has. A page begins with the last one, and the script gets others when they
-// come into sight.
+// chunk is how many nodes a part of a conversation has. A page begins with the last one, and the script gets others
+// when they come into sight.
 const chunk = 50
 
 // maxLive is how many new nodes are put on a page that is open. Who was away for longer loads it again.
@@ -93,10 +93,9 @@ type conversation struct {
 	Before   graph.ID      // the node before them, or zero
 	Chunks   []int         // numbers of the parts before them
 	Last     string        // the id of the last node, or ""
-	Thoughts bool
-	Around   int          // the number of the part that has the node that the query asks for, or -1
-	Target   string       // the short id of that node
-	Children []sessionRow // that begin at no node that is shown
+	Around   int           // the number of the part that has the node that the query asks for, or -1
+	Target   string        // the short id of that node
+	Children []sessionRow  // that begin at no node that is shown
 }
 
 // session shows a session as a conversation.
@@ -111,7 +110,7 @@ func (v *visit) session() error {
 	if err != nil {
 		return err
 	}
-	c := conversation{subject: s, Revision: state.Revision, Thoughts: v.q.Has("all"), Around: -1}
+	c := conversation{subject: s, Revision: state.Revision, Around: -1}
 	if n := len(state.Nodes); n > 0 {
 		c.Last = state.Nodes[n-1].ID.String()
 		c.Before = state.Nodes[0].Parent

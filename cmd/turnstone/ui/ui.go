@@ -1,13 +1,15 @@
 // Package ui shows a store to people, in a browser: pages that the server makes, with a small script beside.
 //
-// What a store holds is hostile, and so are other pages of the same browser. The pages have a policy under which nothing
-// but their own script runs (Content Security Policy, level 3), and package page renders what sessions hold. A token is
-// given once, in a form; a cookie that no script can read stands for it. What changes the store is asked for with POST, from
-// the pages themselves only. The tokens decide what is allowed, and the server of the store checks them again.
+// What a store holds is hostile, and so are other pages of the same browser. The pages have a policy under which
+// nothing but their own script runs (Content Security Policy, level 3), and package page renders what sessions hold. A
+// token is given once, in a form; a cookie that no script can read stands for it. What changes the store is asked for
+// with POST, from the pages themselves only. The tokens decide what is allowed, and the server of the store checks them
+// again, except for searches and sums of usage, which Options has functions for.
 package ui
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -41,10 +43,12 @@ type Options struct {
 	Forget func(ctx context.Context) error
 	// ReadOnly shows nothing that changes the store, and refuses it, whatever the token allows.
 	ReadOnly bool
+	// Patience is how long the form of a request may take to come. Default 30 seconds.
+	Patience time.Duration
 	// Secure says that browsers come by TLS.
 	Secure bool
-	// Loopback says that browsers are on this machine. Requests that name another host are refused: the name of a hostile
-	// page may have become one of this machine (DNS rebinding).
+	// Loopback says that browsers are on this machine. Requests that name another host are refused: the name of a
+	// hostile page may have become one of this machine (DNS rebinding).
 	Loopback bool
 }
 
@@ -66,6 +70,7 @@ type UI struct {
 
 // New returns a UI. Close it after use.
 func New(o Options) *UI {
+	o.Patience = cmp.Or(o.Patience, 30*time.Second)
 	u := &UI{o: o, origin: http.NewCrossOriginProtection()}
 	u.mux = u.routes()
 	return u
@@ -140,7 +145,7 @@ func (u *UI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 256<<10)
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(30 * time.Second)) // Not so in tests without a connection.
+	_ = rc.SetReadDeadline(time.Now().Add(u.o.Patience)) // Not so in tests without a connection.
 	if err := r.ParseForm(); err != nil {
 		fail(w, http.StatusBadRequest, err)
 		return
@@ -179,7 +184,8 @@ type visit struct {
 	q       url.Values // the query, or the form of a POST
 }
 
-// handle returns a handler that finds out who asks and for which namespace, and shows the error of f as a page.
+// handle returns a handler that calls f with the visit: who asks, and for which namespace. If f fails, the visitor sees
+// a page with the error.
 func (u *UI) handle(f func(*visit) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := &visit{UI: u, w: w, r: r}
