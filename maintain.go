@@ -228,10 +228,18 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	loops := []func(){func() {
 		maintenanceLoop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
 			var m Maintained
+			began := s.now()
 			if vacuum {
 				m.Vacuum, m.Err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
-			} else if _, m.Err = s.Prune(ctx, o.Prune); m.Err == nil {
-				m.GC, m.Err = s.GC(ctx, gc.Options{Pace: o.Pace})
+				s.note(ctx, OpVacuum, began, m.Vacuum, m.Err)
+			} else {
+				var pruned *gc.PruneReport
+				pruned, m.Err = s.Prune(ctx, o.Prune)
+				if s.note(ctx, OpPrune, began, pruned, m.Err); m.Err == nil {
+					began = s.now()
+					m.GC, m.Err = s.GC(ctx, gc.Options{Pace: o.Pace})
+					s.note(ctx, OpGC, began, m.GC, m.Err)
+				}
 			}
 			tell(m)
 		})
@@ -457,6 +465,14 @@ type Verification struct {
 // OK reports whether nothing is wrong.
 func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 
+// Err returns the first problem, or nil. It may be called on nil.
+func (v *Verification) Err() error {
+	if v == nil || v.OK() {
+		return nil
+	}
+	return v.Problems[0]
+}
+
 // Verify checks every hash, link, checksum and reference of the namespace. Most problems
 // that it finds are a *damage.CorruptError, which names the kind of record that is missing or
 // damaged and the session or blob that the record belongs to. Verify reads the whole store
@@ -470,9 +486,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, err
 		r, err := verify.Check(ctx, s.histories, s.collector(), o.Progress)
 		return (*Verification)(r), err
 	}, func(v *Verification, out *Outcome) {
-		if out.Items = len(v.Problems) + v.More; !v.OK() {
-			out.Err = v.Problems[0]
-		}
+		out.Items, out.Err = len(v.Problems)+v.More, v.Err()
 	})
 }
 

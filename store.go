@@ -344,6 +344,8 @@ type Stats struct {
 
 	Scrubbed time.Time `json:"scrubbed,omitzero"` // when the last complete pass of Scrub began; zero before that
 	Spoilt   uint64    `json:"spoilt,omitzero"`   // how many problems it found
+	// Maintenance has the last run of each other operation: see NoteMaintenance. A note that can't be read counts as none.
+	Maintenance []head.Maintenance `json:"maintenance,omitempty"`
 }
 
 // Stats reads the whole namespace once.
@@ -361,6 +363,9 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	}
 	scrubbed, err := verify.Scrubbed(ctx, s.histories)
 	if err != nil {
+		return nil, err
+	}
+	if r.Maintenance, err = s.maintained(ctx); err != nil {
 		return nil, err
 	}
 	r.Format, r.Scrubbed, r.Spoilt = now.Format, scrubbed.LastBegan, scrubbed.LastFound

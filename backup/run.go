@@ -35,8 +35,20 @@ type running struct {
 	whole    map[string]bool // sessions of which what comes after the last bundle can't be told
 }
 
-// run makes one run.
+// run makes one run, and notes in the store how it went. A store that may only be read has no such note.
 func (b *backup) run(ctx context.Context) (*Report, error) {
+	began := time.Now()
+	r, err := b.attempt(ctx)
+	problem := err
+	if r != nil {
+		problem = errors.Join(err, r.Err())
+	}
+	_ = b.st.NoteMaintenance(ctx, "backup", began, r, problem)
+	return r, err
+}
+
+// attempt is run, without the note.
+func (b *backup) attempt(ctx context.Context) (*Report, error) {
 	r := &running{backup: b, report: &Report{}, seen: map[string]bool{}, failed: map[string]bool{}, whole: map[string]bool{}}
 	x := b.at
 	b.at = nil // If the run fails, the next one reads what stands.

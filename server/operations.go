@@ -246,7 +246,11 @@ var operations = []operation{
 		if c.session != nil {
 			collect = c.session.GC
 		}
+		began := time.Now()
 		report, err := collect(ctx, gc.Options{DryRun: c.in.DryRun, Full: c.in.Full, Pace: c.in.Pace, Progress: tell})
+		if c.session == nil && !c.in.DryRun {
+			note(ctx, c.store, turnstone.OpGC, began, report, err)
+		}
 		return reported(report, func(i *wire.Item, r *gc.Report) { i.Report = r }), err
 	}),
 	long("vacuum", "Removes what is detached, of a session or of all, and gives the space back.", func(ctx context.Context, c call[wire.VacuumRequest], tell func(gc.Progress)) (*wire.Item, error) {
@@ -254,14 +258,21 @@ var operations = []operation{
 		if c.session != nil {
 			vacuum = c.session.Vacuum
 		}
+		began := time.Now()
 		report, err := vacuum(ctx, gc.VacuumOptions{Pace: c.in.Pace, NoCompaction: c.in.NoCompaction, Progress: tell})
+		if c.session == nil {
+			note(ctx, c.store, turnstone.OpVacuum, began, report, err)
+		}
 		return reported(report, func(i *wire.Item, r *gc.VacuumReport) { i.Vacuum = r }), err
 	}),
 	long("prune", "Applies retention to all sessions, or sets the floor of one.", func(ctx context.Context, c call[wire.Prune], _ func(gc.Progress)) (*wire.Item, error) {
 		var report *gc.PruneReport
 		var err error
 		if c.session == nil {
-			report, err = c.store.Prune(ctx, c.in.PruneOptions)
+			began := time.Now()
+			if report, err = c.store.Prune(ctx, c.in.PruneOptions); !c.in.DryRun {
+				note(ctx, c.store, turnstone.OpPrune, began, report, err)
+			}
 		} else if c.in.PruneOptions != (gc.PruneOptions{Revisions: c.in.Revisions}) {
 			return nil, &turnstone.InvalidError{Where: "prune", Reason: "of one session: it retains a number of revisions, and nothing else is said"}
 		} else {
@@ -288,7 +299,9 @@ var operations = []operation{
 		return nil, c.store.Seal(ctx)
 	}),
 	long("verify", "Checks every hash, link, checksum and reference.", func(ctx context.Context, c call[wire.None], tell func(gc.Progress)) (*wire.Item, error) {
+		began := time.Now()
 		report, err := c.store.Verify(ctx, turnstone.VerifyOptions{Progress: func(done int) { tell(gc.Progress{Phase: "sessions", Done: done}) }})
+		note(ctx, c.store, turnstone.OpVerify, began, report, cmp.Or(err, report.Err()))
 		return reported(report, func(i *wire.Item, r *turnstone.Verification) { i.Verified = wire.VerificationOf(r) }), err
 	}),
 	long("stats", "Says what a namespace holds, and what that takes.", func(ctx context.Context, c call[wire.None], _ func(gc.Progress)) (*wire.Item, error) {
@@ -298,6 +311,11 @@ var operations = []operation{
 	write("upgrade", "Raises the format of a store to the newest one.", Maintain, func(ctx context.Context, c call[wire.None]) (*turnstone.Upgraded, error) {
 		return c.store.Upgrade(ctx)
 	}),
+}
+
+// note notes in the store how maintenance went. A store that may only be read has no such note.
+func note(ctx context.Context, st *turnstone.Store, operation string, began time.Time, report any, problem error) {
+	_ = st.NoteMaintenance(ctx, operation, began, report, problem)
 }
 
 // pruneOne prunes one session, and reports it as the operation of the store does.

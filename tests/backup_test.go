@@ -315,3 +315,22 @@ func TestBK1_WhatCompressesWellIsRestored(t *testing.T) {
 	}
 	asItStands(t, st, to)
 }
+
+func TestVF10_ABackupIsNoted(t *testing.T) {
+	_, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "a"}, []byte("a"))
+	backedUp(t, st, backup.Directory(t.TempDir()), backup.Options{})
+	if b := noted(t, st)["backup"]; b.Problem != "" || b.Numbers["sessions"] != 1 || b.Took <= 0 {
+		t.Errorf("%+v", b)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := backup.Run(ctx, st, backup.Directory(file), backup.Options{}); err == nil {
+		t.Fatal("a file is a target")
+	}
+	if b := noted(t, st)["backup"]; b.Problem == "" {
+		t.Errorf("%+v", b)
+	}
+}

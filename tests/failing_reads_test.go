@@ -70,6 +70,7 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 		turnstone.ListOptions{},
 		head.Metadata{Name: "another"},
 		head.FieldModel,
+		time.Unix(9, 0),
 		turnstone.EraseOptions{},
 		turnstone.KeepChildren,
 		gc.Options{},
@@ -90,6 +91,8 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 	both := turnstone.SessionCommit{Session: on.session, Commit: c}
 	of[reflect.TypeOf(both)] = both
 	of[reflect.TypeFor[string]()] = "key"
+	of[reflect.TypeFor[any]()] = gc.Report{}
+	of[reflect.TypeFor[error]()] = turnstone.ErrConflict
 	of[reflect.TypeFor[io.Reader]()] = strings.NewReader("an attachment")
 	of[reflect.TypeFor[io.Writer]()] = &bytes.Buffer{}
 	switch method {

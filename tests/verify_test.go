@@ -24,7 +24,7 @@ import (
 
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
-	'A': "store record", 'C': "note of the last copy", 'S': "scrub record", 'D': "detached blob", 'E': "erasure", 'G': "candidate", 'a': "metadata", 'b': "blob",
+	'A': "store record", 'C': "note of the last copy", 'S': "scrub record", 'N': "note of the last maintenance", 'D': "detached blob", 'E': "erasure", 'G': "candidate", 'a': "metadata", 'b': "blob",
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
 	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'W': "forgotten", 'x': "upload", 'y': "index", 'z': "bookmark",
@@ -156,7 +156,7 @@ func (s *table) identities(key []byte) (out []string) {
 	fields := key[5:]
 	var parts [][]byte
 	switch key[4] {
-	case keys.Store, keys.Cycle, keys.Copying, keys.Scrub, keys.Forgotten, keys.Feed, keys.FeedEnd, keys.Pending, keys.Change:
+	case keys.Store, keys.Cycle, keys.Copying, keys.Scrub, keys.Maintenance, keys.Forgotten, keys.Feed, keys.FeedEnd, keys.Pending, keys.Change:
 		return []string{""}
 	case keys.Entry:
 		parts = [][]byte{fields[24:]}
@@ -189,6 +189,8 @@ func (s *table) harmless(p engine.Pair) string {
 	switch letter := p.Key[4]; {
 	case letter == keys.Copying:
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
+	case letter == keys.Maintenance:
+		return "the note of the last maintenance: the next one writes it anew"
 	case letter == keys.Scrub:
 		return "the scrub record: the next scrub begins anew"
 	case letter == keys.Erased:

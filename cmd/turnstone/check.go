@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func (a *app) verify() *cobra.Command {
@@ -30,8 +33,10 @@ func (a *app) verify() *cobra.Command {
 // runVerify verifies the store. It returns errDamaged if there are problems.
 func runVerify(cmd *cobra.Command, st *turnstone.Store, asLines bool) error {
 	progress := bar(-1, "verifying", false)
+	began := time.Now()
 	v, err := st.Verify(cmd.Context(), turnstone.VerifyOptions{Progress: func(done int) { progress.Set(done) }})
 	progress.Finish()
+	note(cmd, st, turnstone.OpVerify, began, v, cmp.Or(err, v.Err()))
 	if err != nil {
 		return err
 	}
@@ -157,10 +162,27 @@ func printStats(w io.Writer, s *turnstone.Stats, allocated uint64) error {
 	if !s.Scrubbed.IsZero() {
 		p.printf("scrubbed     all that was written before %s, %s\n", moment(s.Scrubbed), plural(s.Spoilt, "problem"))
 	}
+	for _, m := range s.Maintenance {
+		p.printf("%-12s %s\n", line(m.Operation, 12), line(said(&m), 1000))
+	}
 	for _, u := range s.Usage {
 		p.printf("usage        %s\n", tokens(u))
 	}
 	return p.err
+}
+
+// said says how maintenance went the last time: when, for how long, and the numbers of its report that are not zero.
+func said(m *head.Maintenance) string {
+	out := moment(m.Ended) + ", took " + m.Took.Round(time.Millisecond).String()
+	for _, name := range slices.Sorted(maps.Keys(m.Numbers)) {
+		if n := m.Numbers[name]; n > 0 {
+			out += fmt.Sprintf(", %s %d", name, n)
+		}
+	}
+	if m.Problem != "" {
+		out += ", problem: " + m.Problem
+	}
+	return out
 }
 
 // ratio says how much less than the logical bytes the stored ones are, or nothing if

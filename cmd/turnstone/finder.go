@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +20,7 @@ const (
 	indexTime  = 10 * time.Second // how long a search of the pages waits for the index, which is made on
 	findTime   = 20 * time.Second // how long it may take then
 	usageFresh = 30 * time.Second // how long a sum of usage is shown
-	finders    = 2                // searches and sums at once; others wait
+	finding    = 2                // searches and sums at once; others wait
 )
 
 // A finder searches a store for its pages, and sums up its usage. They are not the calls of one visitor, so it bounds
@@ -34,17 +36,17 @@ type finder struct {
 	index   *search.Index
 	syncing chan struct{} // closed when the Sync that goes on has ended; nil without one
 	err     error         // of the last Sync
-	sums    []ui.UsageRow
+	sums    *ui.Usage
 	summed  time.Time
 }
 
 func newFinder(ctx context.Context, st *turnstone.Store, open func() (*search.Index, error)) *finder {
-	f := &finder{st: st, open: open, places: make(chan struct{}, finders)}
+	f := &finder{st: st, open: open, places: make(chan struct{}, finding)}
 	f.ended, f.end = context.WithCancel(ctx)
 	return f
 }
 
-// Close ends what goes on.
+// Close ends what goes on, and closes the index and the store.
 func (f *finder) Close() error {
 	f.end()
 	f.mu.Lock()
@@ -54,9 +56,9 @@ func (f *finder) Close() error {
 		<-syncing
 	}
 	if x == nil {
-		return nil
+		return f.st.Close()
 	}
-	return x.Close()
+	return errors.Join(x.Close(), f.st.Close())
 }
 
 // enter waits for a place.
@@ -136,16 +138,8 @@ func (f *finder) find(ctx context.Context, text string) ([]search.Result, error)
 	return found, err
 }
 
-// forget takes out of the index what the store has forgotten, if there is an index.
-func (f *finder) forget(ctx context.Context, path string) error {
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return f.sync(ctx)
-}
-
-// usage sums up what all sessions have used, by day and model, at the prices that are built in.
-func (f *finder) usage(ctx context.Context) ([]ui.UsageRow, error) {
+// usage sums up what all sessions have used, by day and model, at the prices that are built in, and how they grew.
+func (f *finder) usage(ctx context.Context) (*ui.Usage, error) {
 	leave, err := f.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -161,13 +155,16 @@ func (f *finder) usage(ctx context.Context) ([]ui.UsageRow, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := ledger{by: []string{"day", "model"}, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}}
+	l := ledger{by: []string{"day", "model"}, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}, grown: map[string]*ui.GrowthRow{}}
 	if err := l.read(ctx, f.st, nil); err != nil {
 		return nil, err
 	}
-	sums = nil
+	sums = &ui.Usage{}
 	for k, u := range l.sums {
-		sums = append(sums, ui.UsageRow{Day: k.day, Model: k.model, Input: u.Input, Output: u.Output, Cost: u.Cost})
+		sums.Rows = append(sums.Rows, ui.UsageRow{Day: k.day, Model: k.model, Input: u.Input, Output: u.Output, Cost: u.Cost})
+	}
+	for _, day := range slices.Sorted(maps.Keys(l.grown)) {
+		sums.Growth = append(sums.Growth, *l.grown[day])
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -117,6 +117,7 @@ type statsLine struct {
 	Allocated   uint64              `json:"allocated,omitempty"` // what the files of an embedded store take on disk
 	Scrubbed    time.Time           `json:"scrubbed,omitzero"`
 	Spoilt      uint64              `json:"spoilt,omitempty"`
+	Maintenance []head.Maintenance  `json:"maintenance,omitempty"`
 	Usage       []head.Usage        `json:"usage,omitempty"`
 }
 
@@ -129,7 +130,7 @@ func statsLineOf(s *turnstone.Stats, allocated uint64) statsLine {
 	l := statsLine{
 		Format: s.Format, Sessions: s.Sessions, Commits: s.Commits, Nodes: s.Nodes, Blobs: s.Blobs, Sealed: s.Sealed, Loose: s.Loose, Deleted: s.Deleted,
 		Payload: s.Payload, Checkpoints: s.Checkpoints, Records: s.Stored.Records, Stored: s.Stored.Total(), ByKind: map[string]kindLine{},
-		Allocated: allocated, Scrubbed: s.Scrubbed, Spoilt: s.Spoilt, Usage: s.Usage,
+		Allocated: allocated, Scrubbed: s.Scrubbed, Spoilt: s.Spoilt, Maintenance: s.Maintenance, Usage: s.Usage,
 	}
 	for kind, b := range s.ByKind {
 		l.ByKind[kind] = kindLine{Records: b.Records, Stored: b.Total()}

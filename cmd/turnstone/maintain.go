@@ -45,7 +45,11 @@ func (a *app) gc() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			began := time.Now()
 			r, err := on.GC(cmd.Context(), o)
+			if only == "" && !o.DryRun {
+				note(cmd, st, turnstone.OpGC, began, r, err)
+			}
 			finish()
 			switch {
 			case r == nil:
@@ -125,8 +129,12 @@ func (a *app) vacuum() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			began := time.Now()
 			r, err := on.Vacuum(cmd.Context(), gc.VacuumOptions{Progress: progress, NoCompaction: noCompaction})
 			finish()
+			if only == "" {
+				note(cmd, st, turnstone.OpVacuum, began, r, err)
+			}
 			if err != nil {
 				return err
 			}
@@ -227,11 +235,20 @@ func (a *app) prune() *cobra.Command {
 	return c
 }
 
+// note notes in the store how a run went. A store that may only be read has no such note.
+func note(cmd *cobra.Command, st *turnstone.Store, operation string, began time.Time, report any, problem error) {
+	_ = st.NoteMaintenance(cmd.Context(), operation, began, report, problem)
+}
+
 func (f *pruneFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
 	if f.session != "" {
 		return f.runOne(cmd, st)
 	}
+	began := time.Now()
 	r, err := st.Prune(cmd.Context(), f.PruneOptions)
+	if !f.DryRun {
+		note(cmd, st, turnstone.OpPrune, began, r, err)
+	}
 	if r == nil {
 		return err
 	}

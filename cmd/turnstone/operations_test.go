@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -214,5 +215,25 @@ func TestGB1_TheLinesOfOperationsGetBack(t *testing.T) {
 			}
 			m.check(w)
 		})
+	}
+}
+
+func TestVF10_TheCommandNotesWhatItDoes(t *testing.T) {
+	store := t.TempDir() + "/store"
+	must(t, "import", write(t, "chat.jsonl", lines), "--store", store)
+	for _, args := range [][]string{{"gc", "--dry-run"}, {"prune", "--last", "1", "--dry-run"}} {
+		must(t, append(args, "--store", store)...)
+	}
+	if out := must(t, "stats", "--store", store); strings.Contains(out, "took") {
+		t.Error(out)
+	}
+	for _, args := range [][]string{{"gc"}, {"vacuum"}, {"prune", "--last", "1"}, {"verify"}, {"backup", t.TempDir() + "/backup"}} {
+		must(t, append(args, "--store", store)...)
+		if out := must(t, "stats", "--store", store); !regexp.MustCompile(`(?m)^` + args[0] + ` +2\d\d\d-.*, took `).MatchString(out) {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	if out := must(t, "stats", "--store", store, "--json"); !strings.Contains(out, `"maintenance":[{"operation":"`) {
+		t.Error(out)
 	}
 }

@@ -60,7 +60,7 @@ func TestVF9_TheServerLogsWhatAScrubFinds(t *testing.T) {
 		}
 	}
 	var out output
-	served, err := (&app{}).namespace(t.Context(), e, "", true, &serving{maintain: time.Hour, scrub: time.Hour, log: &out})
+	served, err := (&app{}).namespace(t.Context(), e, "", &serving{maintain: time.Hour, scrub: time.Hour, log: &out}, turnstone.Options{MustExist: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/search"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -146,7 +145,8 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 		return err
 	}
 	defer func() { err = done(err) }()
-	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+	fs := &finders{ctx: ctx, all: map[string]*heldFinder{}, poked: map[string]bool{}}
+	opening := func(ctx context.Context, namespace string, s *serving, o turnstone.Options) (*turnstone.Store, error) {
 		at := e
 		if a.databases != nil {
 			var err error
@@ -154,7 +154,18 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 				return nil, err
 			}
 		}
-		return a.namespace(ctx, at, namespace, mustExist, s)
+		return a.namespace(ctx, at, namespace, s, o)
+	}
+	fs.open = func(ctx context.Context, namespace string) (*turnstone.Store, error) {
+		return opening(ctx, namespace, &serving{log: s.log}, turnstone.Options{Memory: a.options.Memory, MustExist: true})
+	}
+	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+		options := a.options
+		options.MustExist = mustExist
+		if o.Pages != nil && fs.path != nil {
+			options.Observer = watching{fs, namespace}
+		}
+		return opening(ctx, namespace, s, options)
 	}
 	in, err := a.decrypted(ctx, e, "")
 	if err != nil {
@@ -167,13 +178,11 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 	defer func() { err = errors.Join(err, first.Close()) }()
 	var srv *server.Server
 	if s.ui || s.readOnly {
-		var open func() (*search.Index, error)
-		if a.indexPath() != "" && a.keyFile == "" && !a.onlyRead {
-			open = func() (*search.Index, error) { return a.index("") }
+		if path := a.indexPath(); path != "" && a.keyFile == "" && !a.onlyRead {
+			fs.path = func(namespace string) string { return indexOf(path, namespace) }
 		}
-		f := newFinder(ctx, first, open)
-		pages := a.pages(s, f, &o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
-		defer func() { err = errors.Join(err, pages.Close(), f.Close()) }()
+		pages := a.pages(s, fs, &o, address, func(ctx context.Context) (net.Conn, error) { return srv.Dial(ctx) })
+		defer func() { err = errors.Join(err, pages.Close(), fs.Close()) }()
 		o.Pages = pages
 	}
 	if srv, err = server.New(o); err != nil {
@@ -230,9 +239,8 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 }
 
 // namespace opens a namespace of the store that is served.
-func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, s *serving) (*turnstone.Store, error) {
-	o := a.options
-	o.Namespace, o.MustExist, o.Database = name, mustExist, a.database(name)
+func (a *app) namespace(ctx context.Context, e engine.Engine, name string, s *serving, o turnstone.Options) (*turnstone.Store, error) {
+	o.Namespace, o.Database = name, a.database(name)
 	o.Logger = slog.New(slog.NewTextHandler(s.log, nil)).With("namespace", name)
 	in, err := a.decrypted(ctx, e, name)
 	if err != nil {

@@ -75,8 +75,8 @@ func (a *app) runUI(cmd *cobra.Command, s *serving) error {
 	return a.runServe(cmd.Context(), p.w, s, l)
 }
 
-// pages returns the pages of a server, which reach it by dial. What f finds and sums up is of the default namespace.
-func (a *app) pages(s *serving, f *finder, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
+// pages returns the pages of a server, which reach it by dial.
+func (a *app) pages(s *serving, fs *finders, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
 	host, _, _ := net.SplitHostPort(address)
 	options := ui.Options{
 		Open: func(ctx context.Context, token, namespace string) (ui.Store, error) {
@@ -86,11 +86,10 @@ func (a *app) pages(s *serving, f *finder, o *server.Options, address string, di
 			}
 			return c, nil
 		},
-		Tokens: o.Tokens, ReadOnly: s.readOnly, Secure: s.cert != "", Loopback: s.cert == "" && host != "", Usage: f.usage,
+		Tokens: o.Tokens, ReadOnly: s.readOnly, Secure: s.cert != "", Loopback: s.cert == "" && host != "", Usage: fs.usageIn,
 	}
-	if f.open != nil {
-		options.Search = f.find
-		options.Forget = func(ctx context.Context) error { return f.forget(ctx, a.indexPath()) }
+	if fs.path != nil {
+		options.Search, options.Forget = fs.searchIn, fs.forget
 	}
 	return ui.New(options)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,12 +10,17 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// startUI starts `turnstone ui`, and returns the address of its pages and a browser that has given the token.
-func startUI(t *testing.T, args ...string) (address string, browser *http.Client) {
+// startUI starts `turnstone ui`, and returns the address of its pages, a browser that has given the token, and the token.
+func startUI(t *testing.T, args ...string) (address string, browser *http.Client, token string) {
 	t.Helper()
 	c := exec.Command(os.Args[0], append([]string{"ui", "--listen", "127.0.0.1:0"}, args...)...)
 	c.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", storeVariable+"=")
@@ -47,7 +53,7 @@ func startUI(t *testing.T, args ...string) (address string, browser *http.Client
 	if status, text := posted(t, browser, address+"login", "token", said["the token is "]); status != http.StatusOK || !strings.Contains(text, "<h1>Sessions</h1>") {
 		t.Fatalf("%d %s", status, text)
 	}
-	return address, browser
+	return address, browser, said["the token is "]
 }
 
 // posted sends a form, and returns the answer.
@@ -79,7 +85,7 @@ func TestUI5_TheCommandShowsTheStore(t *testing.T) {
 			if readOnly {
 				args = append(args, "--read-only")
 			}
-			address, browser := startUI(t, args...)
+			address, browser, _ := startUI(t, args...)
 			status, text := posted(t, browser, address+"act", "do", "label", "id", "chat", "called", "A new name")
 			if want := map[bool]int{false: 200, true: 403}[readOnly]; status != want {
 				t.Errorf("status %d, want %d: %s", status, want, text)
@@ -94,4 +100,70 @@ func TestUI5_TheCommandShowsTheStore(t *testing.T) {
 			t.Errorf("%v is accepted: %s", args, errs)
 		}
 	}
+}
+
+// What somebody else deletes over HTTP is out of the index soon, without a search.
+func TestSE4_AServerWithPagesForgetsWhatIsDeleted(t *testing.T) {
+	dir := t.TempDir()
+	address, browser, token := startUI(t, "--store", dir+"/store")
+	for _, namespace := range []string{"", "team/a"} {
+		c, err := client.Open(t.Context(), strings.TrimSuffix(address, "/ui/"), &client.Options{Token: token, Namespace: namespace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for _, id := range []string{"a", "b"} {
+			s, _, err := c.Create(t.Context(), turnstone.Request{ID: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Commit(t.Context(), turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("qzsecret" + id)}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if status, text := got(t, browser, address+"search?q=qzsecret*&ns="+url.QueryEscape(namespace)); status != http.StatusOK || strings.Count(text, "qzsecret") < 2 {
+			t.Fatalf("%d %s", status, text)
+		}
+		within := func(word string) bool {
+			files, err := filepath.Glob(indexOf(dir+"/store"+indexSuffix, namespace) + "*")
+			if err != nil || len(files) == 0 {
+				t.Fatal(err, files)
+			}
+			for _, f := range files {
+				data, err := os.ReadFile(f)
+				if err != nil && !os.IsNotExist(err) {
+					t.Fatal(err)
+				}
+				if bytes.Contains(data, []byte(word)) {
+					return true
+				}
+			}
+			return false
+		}
+		if !within("qzsecreta") {
+			t.Fatal("the word is not in the index: the test can't fail")
+		}
+		if _, err := c.Erase(t.Context(), "a", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Until(t, "the word is out of the index", func() bool { return !within("qzsecreta") })
+		if !within("qzsecret") {
+			t.Error("the other word is gone as well")
+		}
+	}
+}
+
+// got returns the answer of an address.
+func got(t *testing.T, browser *http.Client, address string) (int, string) {
+	t.Helper()
+	a, err := browser.Get(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.StatusCode, string(text)
 }

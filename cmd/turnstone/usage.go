@@ -17,6 +17,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/ui"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -163,6 +164,8 @@ type ledger struct {
 
 	prices   prices
 	unpriced map[string]bool // models that were used, and have no price
+
+	grown map[string]*ui.GrowthRow // if not nil, what was committed on each day
 }
 
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
@@ -249,6 +252,13 @@ func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnst
 			day = e.Time.Local().Format("2006-01-02")
 		}
 		l.add(i, day, e.Usage)
+		if l.grown != nil {
+			if l.grown[day] == nil {
+				l.grown[day] = &ui.GrowthRow{Day: day}
+			}
+			l.grown[day].Commits++
+			l.grown[day].Nodes += uint64(e.Nodes)
+		}
 	}
 	return nil
 }

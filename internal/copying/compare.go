@@ -60,15 +60,15 @@ func (t *Target) CopyKeys(ctx context.Context, source engine.Engine, ks [][]byte
 }
 
 // Alone reports whether a record is about the database that it is in, so that no copy has it: the store record, which
-// a copy gets at the end; the note of a copy; the scrub record, which is about a disk; and notes of batches that were
-// applied while the namespace was moved.
+// a copy gets at the end; the note of a copy; the scrub record, which is about a disk; the note of the last maintenance;
+// and notes of batches that were applied while the namespace was moved.
 func Alone(namespace string, key []byte) bool {
 	rest, ok := bytes.CutPrefix(key, keys.Prefix(namespace))
 	if !ok || len(rest) == 0 {
 		return false
 	}
 	switch rest[0] {
-	case keys.Store, keys.Copying, keys.Scrub, keys.Touched:
+	case keys.Store, keys.Copying, keys.Scrub, keys.Maintenance, keys.Touched:
 		return true
 	}
 	return false

@@ -47,6 +47,7 @@ const (
 	Loose       = 'K' // H(blob id): vacuum may compress it further
 	Copying     = 'C' // the last copy into the store
 	Scrub       = 'S' // how far the scrubbing has come
+	Maintenance = 'N' // how maintenance went the last time
 	Touched     = 'M' // random: which keys a batch has changed while the namespace is moved
 	Record      = 'R' // incarnation, text: a record of the session
 	Listing     = 'n' // text, 0, incarnation: the session has a record of that key
@@ -79,7 +80,7 @@ const MaxText = 512
 
 // widths are the lengths of the fields after each letter, without text.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, Scrub: 0, Encryption: 0, Touched: 16, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
+	Store: 0, Copying: 0, Scrub: 0, Maintenance: 0, Encryption: 0, Touched: 16, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 	Erased: 80, Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
@@ -366,6 +367,9 @@ func (s *Space) Cycle() []byte { return s.key(Cycle, 0) }
 
 // Scrub returns the key that says how far the scrubbing of the namespace has come.
 func (s *Space) Scrub() []byte { return s.key(Scrub, 0) }
+
+// Maintenance returns the key that says how maintenance of the namespace went the last time.
+func (s *Space) Maintenance() []byte { return s.key(Maintenance, 0) }
 
 // Edge returns the key that says that a holder of some kind refers to blob.
 func (s *Space) Edge(blob Hash, kind byte, holder [16]byte) []byte {

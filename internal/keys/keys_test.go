@@ -30,7 +30,7 @@ func all() map[string][]byte {
 		"P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
 		"r ref": space.Ref(inc, "release"), "g cycle": space.Cycle(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258, 2), "z bookmark": space.Bookmark(inc),
-		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"), "k encryption": keys.EncryptionKey("golden"), "S scrub": space.Scrub(),
+		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"), "k encryption": keys.EncryptionKey("golden"), "S scrub": space.Scrub(), "N maintenance": space.Maintenance(),
 		"M touched": keys.TouchedKey("golden", inc),
 		"V stale":   space.Stale(inc), "K loose": space.Loose(b),
 		"E erased": space.Erased(inc, id, [32]byte{0xdd}),

@@ -29,8 +29,9 @@ type Stats struct {
 	Deleted int
 
 	// The caller sets these.
-	Scrubbed time.Time
-	Spoilt   uint64
+	Scrubbed    time.Time
+	Spoilt      uint64
+	Maintenance []head.Maintenance
 }
 
 // recordKinds says under which name Stats.ByKind counts the records of a letter.
@@ -42,7 +43,7 @@ var recordKinds = map[byte]string{
 	keys.Listing:    "records",
 	keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Version: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
-	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions", keys.Touched: "sessions", keys.Scrub: "gc",
+	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions", keys.Touched: "sessions", keys.Scrub: "gc", keys.Maintenance: "gc",
 }
 
 // Gather counts what a store holds. It reads all records of the store once.

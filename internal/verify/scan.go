@@ -15,7 +15,7 @@ import (
 
 // recordNames is what problems call the records of each letter.
 var recordNames = map[byte]string{
-	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Copying: "note of the last copy", keys.Touched: "note of a change while the namespace is moved", keys.Scrub: "scrub record",
+	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Copying: "note of the last copy", keys.Touched: "note of a change while the namespace is moved", keys.Scrub: "scrub record", keys.Maintenance: "note of the last maintenance",
 	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
 	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Erased: "erasure", keys.Count: "number of edges",
 	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",

@@ -43,7 +43,7 @@ func TestUI4_NoBarriers(t *testing.T) {
 	b.signIn(s.tokens["all"])
 	for _, scheme := range []string{"light", "dark"} {
 		call(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
-		for _, page := range []string{"", "session", "history", "checkpoint", "records", "store", "usage", "search", "help", "diff", "no such page"} {
+		for _, page := range []string{"", "session", "history", "checkpoint", "records", "work", "store", "usage", "search", "help", "diff", "no such page"} {
 			b.show(page, "id", "trip", "at", "2")
 			b.until(`document.querySelector("h1")`)
 			b.run(chromedp.Evaluate[chromedp.Void](`for (const d of document.querySelectorAll("details:not(.menu, .child)")) d.open = true`))

@@ -16,7 +16,10 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/lease"
+	"github.com/turnstonedb/turnstone/queue"
 )
 
 // anImage is a picture of one pixel.
@@ -410,6 +413,61 @@ func TestUI1_RecordsAreShown(t *testing.T) {
 	}
 }
 
+func TestUI1_QueuesAndLeasesAreShown(t *testing.T) {
+	s := serve(t, "mem:")
+	p := s.made(t, turnstone.Request{ID: "trip"}, "first")
+	_, err := p.ChangeRecords(ctx, queue.Put("mail & more", []byte(`{"to":"somebody"}`)), queue.PutWith("mail & more", []byte("tomorrow"), queue.PutOptions{NotBefore: time.Now().Add(24 * time.Hour)}), turnstone.RecordChange{Key: "state", Value: []byte("none")})
+	must(t, err)
+	_, err = lease.Acquire(ctx, p, "worker", lease.Options{Holder: "host-1", TTL: time.Hour})
+	must(t, err)
+	ended, err := lease.Acquire(ctx, p, "ended", lease.Options{Holder: "host-2", TTL: time.Millisecond})
+	must(t, err)
+	must(t, ended.Err(nil))
+	b := open(t, s).signIn(s.tokens["read"])
+	b.show("session", "id", "trip")
+	b.click("nav a", "Queues and leases")
+	b.has("Queue mail & more", "free", "for later", "worker", "host-1", "held until", "host-2", "ended")
+	b.lacks("claimed", "state")
+	b.click("summary", "17 B")
+	b.has("somebody")
+	_, err = queue.Claim(ctx, p, "mail & more", lease.Options{Holder: "host-3", TTL: time.Hour})
+	must(t, err)
+	b.show("work", "id", "trip")
+	b.has("claimed by host-3 until")
+	s.made(t, turnstone.Request{ID: "idle"}, "first")
+	b.show("work", "id", "idle")
+	b.has("No queue has a message", "None.")
+}
+
+func TestUI1_NamespacesHavePagesOfTheirOwn(t *testing.T) {
+	s := serve(t, filepath.Join(t.TempDir(), "store"))
+	s.made(t, turnstone.Request{ID: "ours"}, "A museum of ours.")
+	c, err := client.Open(ctx, s.address, &client.Options{Token: s.tokens["all"], Namespace: "team/a"})
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	theirs, _, err := c.Create(ctx, turnstone.Request{ID: "theirs"})
+	must(t, err)
+	_, err = theirs.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("A museum of theirs.")}}, Usage: []head.Usage{{Model: "model-of-theirs", Input: 7}}})
+	must(t, err)
+	b := open(t, s).signIn(s.tokens["read"])
+	for _, space := range []string{"team/a", "", "team/a"} {
+		mine, other := "theirs", "ours"
+		if space == "" {
+			mine, other = other, mine
+		}
+		b.show("search", "q", "museum", "ns", space)
+		b.has("museum of " + mine)
+		b.lacks("museum of " + other)
+		b.show("usage", "ns", space)
+		b.until(`document.querySelectorAll("img.chart").length === 2 && [...document.querySelectorAll("img.chart")].every((i) => i.naturalWidth > 100)`)
+		if b.has(time.Now().Format("2006-01-02")); space == "" {
+			b.lacks("model-of-theirs")
+		} else {
+			b.has("model-of-theirs")
+		}
+	}
+}
+
 func TestUI1_TheStoreIsShown(t *testing.T) {
 	s := serve(t, "mem:")
 	p := s.made(t, turnstone.Request{ID: "trip"}, "first")
@@ -429,6 +487,8 @@ func TestUI1_TheStoreIsShown(t *testing.T) {
 		}
 		b.click("main a", "The store")
 	}
+	b.has("verify", "vacuum", "records 1")
+	b.until(`document.querySelector("img.chart").naturalWidth > 100`)
 	b.click("nav a", "Usage")
 	b.has("model-1", "1,234,567", time.Now().Format("2006-01-02"))
 	b.until(`document.querySelector("img.chart").naturalWidth > 100`)

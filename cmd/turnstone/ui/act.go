@@ -179,7 +179,7 @@ func (v *visit) forgotten(s *subject) error {
 	if v.o.Forget == nil {
 		return nil
 	}
-	return v.o.Forget(v.r.Context())
+	return v.o.Forget(v.r.Context(), v.Space)
 }
 
 func (v *visit) tombstone(s *subject) error {

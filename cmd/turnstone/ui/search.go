@@ -30,7 +30,7 @@ func (v *visit) search() error {
 		Hits  []hit
 	}{Query: strings.TrimSpace(v.q.Get("q"))}
 	if body.Query != "" {
-		found, err := v.o.Search(v.r.Context(), body.Query)
+		found, err := v.o.Search(v.r.Context(), v.Space, body.Query)
 		if err != nil {
 			return err
 		}

@@ -69,7 +69,7 @@ func (v *visit) maintain() error {
 		return err
 	}
 	if v.o.Forget != nil && v.q.Get("do") != "verify" {
-		if err := v.o.Forget(v.r.Context()); err != nil {
+		if err := v.o.Forget(v.r.Context(), v.Space); err != nil {
 			return err
 		}
 	}

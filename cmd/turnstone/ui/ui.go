@@ -35,12 +35,12 @@ type Options struct {
 	Open func(ctx context.Context, token, namespace string) (Store, error)
 	// Tokens is that of the server: see server.Options.
 	Tokens func(token string) (server.Grant, bool)
-	// Search, if set, finds messages of the default namespace.
-	Search func(ctx context.Context, query string) ([]search.Result, error)
-	// Usage, if set, returns what the default namespace has used.
-	Usage func(ctx context.Context) ([]UsageRow, error)
+	// Search, if set, finds messages of a namespace.
+	Search func(ctx context.Context, namespace, query string) ([]search.Result, error)
+	// Usage returns what a namespace has used, and how it grew.
+	Usage func(ctx context.Context, namespace string) (*Usage, error)
 	// Forget, if set, is called after something was hidden or deleted: it takes the words of that out of the index.
-	Forget func(ctx context.Context) error
+	Forget func(ctx context.Context, namespace string) error
 	// ReadOnly shows nothing that changes the store, and refuses it, whatever the token allows.
 	ReadOnly bool
 	// Patience is how long the form of a request may take to come. Default 30 seconds.
@@ -104,12 +104,14 @@ func (u *UI) routes() *http.ServeMux {
 		"GET /ui/history":    (*visit).history,
 		"GET /ui/checkpoint": (*visit).checkpoint,
 		"GET /ui/records":    (*visit).records,
+		"GET /ui/work":       (*visit).work,
 		"GET /ui/attachment": (*visit).attachment,
 		"GET /ui/diff":       (*visit).diff,
 		"GET /ui/store":      (*visit).store,
 		"GET /ui/search":     (*visit).search,
 		"GET /ui/usage":      (*visit).usage,
 		"GET /ui/usage.svg":  (*visit).usageChart,
+		"GET /ui/growth.svg": (*visit).growthChart,
 		"GET /ui/help":       (*visit).help,
 		"POST /ui/act":       (*visit).act,
 		"POST /ui/maintain":  (*visit).maintain,
@@ -230,10 +232,7 @@ func (v *visit) May(scope server.Scope) bool { return !v.o.ReadOnly && v.grant.A
 func (v *visit) Sees(scope server.Scope) bool { return v.grant.Allows(scope, v.Space) }
 
 // Searches reports whether messages can be found.
-func (v *visit) Searches() bool { return v.o.Search != nil && v.Space == "" }
-
-// Counts reports whether usage is shown.
-func (v *visit) Counts() bool { return v.o.Usage != nil && v.Space == "" }
+func (v *visit) Searches() bool { return v.o.Search != nil }
 
 // SignedIn reports whether the visitor has given a token.
 func (v *visit) SignedIn() bool { return v.visitor != nil }

@@ -31,12 +31,12 @@ func TestUI5_WorkMayTakeLongerThanItsForm(t *testing.T) {
 		Tokens: func(token string) (server.Grant, bool) {
 			return server.Grant{Scopes: []server.Scope{server.Read}, Namespaces: []string{"*"}}, token == "right"
 		},
-		Usage: func(ctx context.Context) ([]UsageRow, error) {
+		Usage: func(ctx context.Context, _ string) (*Usage, error) {
 			select {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			case <-time.After(3 * patience):
-				return []UsageRow{{Day: "2026-11-28", Model: "model-1", Input: 1}}, nil
+				return &Usage{Rows: []UsageRow{{Day: "2026-11-28", Model: "model-1", Input: 1}}}, nil
 			}
 		},
 		Patience: patience,

@@ -2,7 +2,6 @@ package ui
 
 import (
 	"cmp"
-	"fmt"
 	"image/color"
 	"maps"
 	"slices"
@@ -11,8 +10,6 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
-
-	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
 // A UsageRow is what a model was used for on a day.
@@ -23,15 +20,28 @@ type UsageRow struct {
 	Cost          uint64 // in billionths of a dollar
 }
 
+// A GrowthRow is what was committed on a day, and is still there.
+type GrowthRow struct {
+	Day            string
+	Commits, Nodes uint64
+}
+
+// A Usage says what a namespace has used, and how it grew.
+type Usage struct {
+	Rows   []UsageRow
+	Growth []GrowthRow // by day, the first one first; days without commits are left out
+}
+
 // usageDays is how many days the chart of usage shows.
 const usageDays = 30
 
-// usage shows tokens and what they cost, by day and model.
+// usage shows tokens and what they cost, by day and model, and how the sessions grew.
 func (v *visit) usage() error {
-	rows, err := v.used()
+	u, err := v.o.Usage(v.r.Context(), v.Space)
 	if err != nil {
 		return err
 	}
+	rows := slices.Clone(u.Rows)
 	sums := map[string]UsageRow{}
 	for _, r := range rows {
 		s := sums[r.Model]
@@ -40,28 +50,33 @@ func (v *visit) usage() error {
 	slices.SortFunc(rows, func(a, b UsageRow) int {
 		return cmp.Or(cmp.Compare(b.Day, a.Day), cmp.Compare(a.Model, b.Model))
 	})
+	growth := slices.Clone(u.Growth)
+	slices.Reverse(growth)
 	v.render(200, "usage", view{Title: "Usage", Body: &struct {
 		Rows, Sums []UsageRow
 		Days       int
-	}{rows, slices.SortedFunc(maps.Values(sums), func(a, b UsageRow) int { return cmp.Compare(a.Model, b.Model) }), usageDays}})
+		Growth     []GrowthRow
+	}{rows, slices.SortedFunc(maps.Values(sums), func(a, b UsageRow) int { return cmp.Compare(a.Model, b.Model) }), usageDays, growth}})
 	return nil
-}
-
-// used returns the rows of usage, or an error if the visitor may not see them.
-func (v *visit) used() ([]UsageRow, error) {
-	if !v.Counts() {
-		return nil, fmt.Errorf("%w: there is no usage here", wire.ErrRoute)
-	}
-	return v.o.Usage(v.r.Context())
 }
 
 // usageChart draws the tokens of the last days, by model.
 func (v *visit) usageChart() error {
-	rows, err := v.used()
+	return v.chart(func(u *Usage) (*plot.Plot, error) { return drawn(u.Rows, time.Now()) })
+}
+
+// growthChart draws how many nodes there are, by the day of their commits.
+func (v *visit) growthChart() error {
+	return v.chart(func(u *Usage) (*plot.Plot, error) { return grown(u.Growth) })
+}
+
+// chart sends a chart as a picture.
+func (v *visit) chart(draw func(*Usage) (*plot.Plot, error)) error {
+	u, err := v.o.Usage(v.r.Context(), v.Space)
 	if err != nil {
 		return err
 	}
-	p, err := drawn(rows, time.Now())
+	p, err := draw(u)
 	if err != nil {
 		return err
 	}
@@ -73,6 +88,39 @@ func (v *visit) usageChart() error {
 	v.w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
 	_, _ = picture.WriteTo(v.w) // If the browser is gone, nobody sees it.
 	return nil
+}
+
+// grown returns a chart of the number of nodes at the end of each day.
+func grown(rows []GrowthRow) (*plot.Plot, error) {
+	p := plot.New()
+	p.Y.Label.Text = "nodes"
+	p.X.Tick.Marker = plot.TimeTicks{Format: "2006-01-02"}
+	p.Y.Min, p.Y.Max = 0, 1
+	if len(rows) == 0 {
+		now := float64(time.Now().Unix())
+		p.X.Min, p.X.Max = now-24*3600, now
+		return p, nil
+	}
+	var points plotter.XYs
+	nodes := uint64(0)
+	for _, r := range rows {
+		day, err := time.Parse("2006-01-02", r.Day)
+		if err != nil {
+			return nil, err
+		}
+		if len(points) == 0 {
+			points = append(points, plotter.XY{X: float64(day.Unix())})
+		}
+		nodes += r.Nodes
+		points = append(points, plotter.XY{X: float64(day.AddDate(0, 0, 1).Unix()), Y: float64(nodes)})
+	}
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return nil, err
+	}
+	line.Color, line.Width = palette[0], vg.Points(2)
+	p.Add(line)
+	return p, nil
 }
 
 // drawn returns a chart with a bar for each day, in which the models stand above each other.

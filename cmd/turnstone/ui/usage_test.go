@@ -46,3 +46,34 @@ func TestUI1_TheChartOfUsage(t *testing.T) {
 		}
 	}
 }
+
+// The chart of growth rises with what was committed, day by day, and is one without any.
+func TestUI1_TheChartOfGrowth(t *testing.T) {
+	for _, c := range []struct {
+		rows []GrowthRow
+		most float64
+	}{
+		{nil, 1},
+		{[]GrowthRow{{"2026-11-01", 1, 5}}, 5},
+		{[]GrowthRow{{"2026-11-01", 1, 5}, {"2026-11-20", 2, 7}}, 12},
+	} {
+		p, err := grown(c.rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Y.Max != c.most {
+			t.Errorf("%v: up to %v, want %v", c.rows, p.Y.Max, c.most)
+		}
+		w, err := p.WriterTo(4*vg.Inch, 2*vg.Inch, "svg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if _, err := w.WriteTo(&out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "NaN") {
+			t.Error("the chart has no numbers")
+		}
+	}
+}
