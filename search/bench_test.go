@@ -1,6 +1,7 @@
 package search
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
@@ -33,15 +35,21 @@ func wordNumber(n uint64) string {
 	return w
 }
 
-// BenchmarkFind makes a store of 20,000 nodes, or as many as TURNSTONE_NODES says, and an index of it, and asks for a
-// word or several, a phrase, a prefix, and fields.
-func BenchmarkFind(b *testing.B) {
+// asked returns how many nodes a benchmark has.
+func asked(b *testing.B) int {
 	total := 20_000
 	if text := os.Getenv("TURNSTONE_NODES"); text != "" {
 		if _, err := fmt.Sscan(text, &total); err != nil {
 			b.Fatal(err)
 		}
 	}
+	return total
+}
+
+// BenchmarkFind makes a store of 20,000 nodes, or as many as TURNSTONE_NODES says, and an index of it, and asks for a
+// word or several, a phrase, a prefix, and fields.
+func BenchmarkFind(b *testing.B) {
+	total := asked(b)
 	dir := b.TempDir()
 	e, err := pebble.Open(filepath.Join(dir, "store"), nil)
 	if err != nil {
@@ -124,5 +132,54 @@ func BenchmarkFind(b *testing.B) {
 			b.ReportMetric(float64(bytes(path))/float64(payload), "index/payload")
 			b.ReportMetric(float64(total)/indexed.Seconds(), "indexed-nodes/s")
 		})
+	}
+}
+
+// BenchmarkSimilar compares a text with the vectors of many nodes: TURNSTONE_NODES of them, of 384 numbers.
+func BenchmarkSimilar(b *testing.B) {
+	total := asked(b)
+	r := rand.New(rand.NewPCG(1, 2))
+	e := memory.New()
+	defer e.Close()
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	for made := 0; made < total; made += 1000 {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", made)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		nodes := make([]turnstone.NewNode, 1000)
+		for i := range nodes {
+			nodes[i] = turnstone.NewNode{Kind: "user", Payload: []byte(fmt.Sprint("message ", made+i))}
+		}
+		if _, err := s.Commit(ctx, turnstone.Commit{Nodes: nodes}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	embed := func(_ context.Context, texts []string) ([][]float32, error) {
+		out := make([][]float32, len(texts))
+		for i := range out {
+			out[i] = make([]float32, 384)
+			for j := range out[i] {
+				out[i][j] = r.Float32() - 0.5
+			}
+		}
+		return out, nil
+	}
+	x, err := Open(filepath.Join(b.TempDir(), "index"), Options{Embedding: &Embedding{Model: "random", Embed: embed}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer x.Close()
+	if _, err := x.Sync(ctx, st); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := x.Similar(ctx, st, "a text", nil, FindOptions{}); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

@@ -9,6 +9,8 @@
 // it is a result. So a result is what the store shows at that moment, and what was tombstoned or deleted is none. When
 // an index hears of that, its files lose the words as well.
 //
+// With an [Embedding] of the caller, it also finds what has a similar meaning: see [Index.Similar].
+//
 // What a fork shares with its parent is indexed once, with the parent. If the parent is deleted, it is indexed with the
 // fork.
 package search

@@ -60,10 +60,11 @@ type FindOptions struct {
 // Find returns the nodes that a query finds. Each is read in the store first, so it is there. Sync before, to find what
 // is new.
 func (x *Index) Find(ctx context.Context, st *turnstone.Store, q *Query, o FindOptions) ([]Result, error) {
-	o.Limit = cmp.Or(o.Limit, DefaultLimit)
-	if o.Limit < 0 || o.Limit > MaxLimit {
-		return nil, &turnstone.LimitError{Limit: "search results", Have: int64(o.Limit), Max: MaxLimit}
+	limit, err := o.limit()
+	if err != nil {
+		return nil, err
 	}
+	o.Limit = limit
 	f := finding{Index: x, st: st, q: q, o: o, sessions: map[int64]*source{}, seen: map[graph.ID]bool{}}
 	if err := f.run(ctx); err != nil {
 		return nil, err
@@ -78,6 +79,14 @@ func (x *Index) Find(ctx context.Context, st *turnstone.Store, q *Query, o FindO
 		}
 	}
 	return f.results, nil
+}
+
+// limit returns how many results there are at most.
+func (o *FindOptions) limit() (int, error) {
+	if o.Limit < 0 || o.Limit > MaxLimit {
+		return 0, &turnstone.LimitError{Limit: "search results", Have: int64(o.Limit), Max: MaxLimit}
+	}
+	return cmp.Or(o.Limit, DefaultLimit), nil
 }
 
 type finding struct {
@@ -208,6 +217,11 @@ func (f *finding) some(ctx context.Context, chosen []int64, before int64, limit 
 	if err != nil {
 		return nil, failed(ctx, err)
 	}
+	return candidates(ctx, rows)
+}
+
+// candidates returns the candidates of rows.
+func candidates(ctx context.Context, rows *sql.Rows) (out []candidate, err error) {
 	defer rows.Close()
 	for rows.Next() {
 		var c candidate
@@ -280,7 +294,7 @@ func (f *finding) read(ctx context.Context, some []candidate, may func(candidate
 func (f *finding) result(ctx context.Context, s *source, id graph.ID) (*Result, error) {
 	n, err := s.session.Node(ctx, id)
 	switch {
-	case errors.Is(err, turnstone.ErrNodeNotFound), errors.Is(err, turnstone.ErrSessionDeleted), errors.Is(err, turnstone.ErrSessionNotFound):
+	case absent(err):
 		return nil, nil // It was hidden or deleted since.
 	case err != nil:
 		return nil, err
@@ -296,6 +310,11 @@ func (f *finding) result(ctx context.Context, s *source, id graph.ID) (*Result, 
 	r := &Result{Session: s.session.ID(), Name: s.called, Node: n.ID, Kind: n.Kind, Key: n.Key, Revision: n.Revision, Time: n.Time, Score: m.score}
 	r.Passage, r.Marks = passage(text, m.spans)
 	return r, nil
+}
+
+// absent reports whether an error says that a node is not there.
+func absent(err error) bool {
+	return errors.Is(err, turnstone.ErrNodeNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, turnstone.ErrSessionNotFound)
 }
 
 // passage returns the part of a text around what was found first, on one line, and where it is there.

@@ -26,6 +26,8 @@ type Options struct {
 	Text func(n *turnstone.Node) string
 	// Agent returns the name of the agent whose session it is, for the field agent. Default: no agent.
 	Agent func(i *turnstone.Info) string
+	// Embedding, if set, makes Sync keep a vector of each node, for Similar.
+	Embedding *Embedding
 }
 
 // An Index finds what the sessions of one namespace say. It is safe for concurrent use, and several processes may have
@@ -41,10 +43,10 @@ type Index struct {
 var ErrOther = errors.New("search: the index is of another store or version")
 
 // version changes when the tables change, or the way in which texts are split into words.
-const version = "1"
+const version = "2"
 
 // schema makes the tables. The table words has the words of each node, in order, but not its text: its content is
-// empty.
+// empty. The number of a node is never used again, so those up to state's "embedded" have their vectors.
 const schema = `
 CREATE TABLE IF NOT EXISTS state(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions(
@@ -54,7 +56,8 @@ CREATE TABLE IF NOT EXISTS sessions(
 	nodes INTEGER NOT NULL, shown INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX IF NOT EXISTS by_id ON sessions(id);
 CREATE INDEX IF NOT EXISTS by_parent ON sessions(parent);
-CREATE TABLE IF NOT EXISTS nodes(number INTEGER PRIMARY KEY, session INTEGER NOT NULL, node BLOB NOT NULL, own INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS nodes(number INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL, node BLOB NOT NULL, own INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS vectors(number INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='', contentless_delete=1, tokenize="ascii tokenchars '_'");
 `
 

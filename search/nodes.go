@@ -330,8 +330,10 @@ func (s *syncing) remove(ctx context.Context, tx *writer, numbers []int64) error
 		return nil
 	}
 	for _, n := range numbers {
-		if _, err := tx.ExecContext(ctx, "DELETE FROM words WHERE rowid=?", n); err != nil {
-			return err
+		for _, from := range []string{"words WHERE rowid=?", "vectors WHERE number=?"} {
+			if _, err := tx.ExecContext(ctx, "DELETE FROM "+from, n); err != nil {
+				return err
+			}
 		}
 		var session, own int64
 		if err := tx.QueryRowContext(ctx, "DELETE FROM nodes WHERE number=? RETURNING session, own", n).Scan(&session, &own); err != nil {

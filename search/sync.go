@@ -20,6 +20,7 @@ type Report struct {
 	Sessions int  // that were looked at
 	Added    int  // nodes
 	Removed  int  // nodes
+	Embedded int  // nodes of which it has made vectors
 	All      bool // Every session was compared: the feed did not tell what has changed.
 }
 
@@ -32,6 +33,9 @@ const many = 20_000
 func (x *Index) Sync(ctx context.Context, st *turnstone.Store) (*Report, error) {
 	s := syncing{Index: x, st: st, report: &Report{}, shown: map[int64]int64{}}
 	err := s.run(ctx)
+	if err == nil && x.o.Embedding != nil {
+		err = x.embed(ctx, st, s.report)
+	}
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = failed(ctx, err)
 	}

@@ -105,6 +105,7 @@ func TestUI5_TheCommandShowsTheStore(t *testing.T) {
 // What somebody else deletes over HTTP is out of the index soon, without a search.
 func TestSE4_AServerWithPagesForgetsWhatIsDeleted(t *testing.T) {
 	dir := t.TempDir()
+	must(t, "import", write(t, "chat.jsonl", lines), "--store", dir+"/store")
 	address, browser, token := startUI(t, "--store", dir+"/store")
 	for _, namespace := range []string{"", "team/a"} {
 		c, err := client.Open(t.Context(), strings.TrimSuffix(address, "/ui/"), &client.Options{Token: token, Namespace: namespace})
