@@ -228,7 +228,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	loops := []func(){func() {
 		maintenanceLoop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
 			var m Maintained
-			began := s.now()
+			began := time.Now()
 			if vacuum {
 				m.Vacuum, m.Err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
 				s.note(ctx, OpVacuum, began, m.Vacuum, m.Err)
@@ -236,7 +236,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 				var pruned *gc.PruneReport
 				pruned, m.Err = s.Prune(ctx, o.Prune)
 				if s.note(ctx, OpPrune, began, pruned, m.Err); m.Err == nil {
-					began = s.now()
+					began = time.Now()
 					m.GC, m.Err = s.GC(ctx, gc.Options{Pace: o.Pace})
 					s.note(ctx, OpGC, began, m.GC, m.Err)
 				}

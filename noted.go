@@ -15,16 +15,18 @@ import (
 // noteAgain is when a run is noted again that went as the one before: an idle store is not written to each minute.
 const noteAgain = time.Hour
 
-// NoteMaintenance notes how a run of an operation went that began at a time and has just ended, in place of the last run
-// of the same operation, for Stats to tell. Of report it notes the numbers, by their names in JSON, and of problem the
-// kind; both may be nil. Maintain, package backup, the server and the command note what they do. A run that went as the
-// last one did is noted once an hour. A report of more than head.MaxMaintenanceNumbers numbers is an *InvalidError.
-func (s *Store) NoteMaintenance(ctx context.Context, operation string, began time.Time, report any, problem error) error {
+// NoteMaintenance notes how a run of an operation went that has just ended, in place of the last run of the same
+// operation, for Stats to tell. Of report it notes the numbers, by their names in JSON, and of problem the kind; both may
+// be nil. Maintain, package backup, the server and the command note what they do. A run that went as the last one did is
+// noted once an hour. NoteMaintenance has five seconds, also if ctx has ended: what was cut off is noted as well. A
+// report of more than head.MaxMaintenanceNumbers numbers is an *InvalidError.
+func (s *Store) NoteMaintenance(ctx context.Context, operation string, took time.Duration, report any, problem error) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
-	ended := s.now()
-	m := head.Maintenance{Operation: operation, Ended: ended.UTC(), Took: max(0, ended.Sub(began)), Problem: KindOf(problem).Name, Numbers: numbers(report)}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	m := head.Maintenance{Operation: operation, Ended: s.now().UTC(), Took: max(0, took), Problem: KindOf(problem).Name, Numbers: numbers(report)}
 	c := checker{of: "maintenance"}
 	c.text("operation", operation, 1, MaxLabel)
 	switch {
@@ -50,9 +52,12 @@ func (s *Store) NoteMaintenance(ctx context.Context, operation string, began tim
 	}))
 }
 
-// note is NoteMaintenance for what goes on when it fails: a store that may only be read has no notes.
+// note is NoteMaintenance for Maintain, which goes on if it fails: a store that may only be read has no notes. That
+// Maintain was stopped is no problem to note.
 func (s *Store) note(ctx context.Context, operation string, began time.Time, report any, problem error) {
-	_ = s.NoteMaintenance(ctx, operation, began, report, problem)
+	if ctx.Err() == nil {
+		_ = s.NoteMaintenance(ctx, operation, time.Since(began), report, problem)
+	}
 }
 
 // replace puts a run in place of the last one of its operation. It reports false if that went the same, not long ago.
@@ -93,7 +98,7 @@ func numbers(report any) map[string]uint64 {
 	}
 	out := map[string]uint64{}
 	for name, value := range fields {
-		if n, ok := value.(float64); ok && n >= 0 && name != "nanoseconds" {
+		if n, ok := value.(float64); ok && n >= 0 && n < 1<<63 && len(name) <= MaxLabel && name != "nanoseconds" {
 			out[name] = uint64(n)
 		}
 	}

@@ -43,7 +43,7 @@ func (b *backup) run(ctx context.Context) (*Report, error) {
 	if r != nil {
 		problem = errors.Join(err, r.Err())
 	}
-	_ = b.st.NoteMaintenance(ctx, "backup", began, r, problem)
+	_ = b.st.NoteMaintenance(ctx, "backup", time.Since(began), r, problem)
 	return r, err
 }
 

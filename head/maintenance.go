@@ -9,8 +9,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// A Maintenance says how maintenance of a store went the last time. It has no text of a caller, so that erasing need not look
-// for any here.
+// A Maintenance says how an operation of maintenance went the last time. It has no text of a session, so that erasing
+// need not look for any here.
 type Maintenance struct {
 	Operation string        `json:"operation"` // for example gc, vacuum, prune, verify or backup
 	Ended     time.Time     `json:"ended"`
@@ -34,8 +34,8 @@ func EncodeMaintenance(key []byte, runs []Maintenance) []byte {
 		r := &runs[i]
 		e.Array(5)
 		e.Text(r.Operation)
+		e.Uint(uint64(r.Ended.Add(-r.Took).UnixNano()))
 		e.Uint(uint64(r.Ended.UnixNano()))
-		e.Uint(uint64(r.Took))
 		e.Text(r.Problem)
 		e.Array(2 * len(r.Numbers))
 		for _, name := range slices.Sorted(maps.Keys(r.Numbers)) {
@@ -61,8 +61,11 @@ func DecodeMaintenance(key, value []byte) ([]Maintenance, error) {
 		r := &runs[i]
 		d.Shape(5)
 		r.Operation = d.Text()
+		began := time.Unix(0, int64(d.Uint()))
 		r.Ended = time.Unix(0, int64(d.Uint())).UTC()
-		r.Took = time.Duration(d.Uint())
+		if r.Took = r.Ended.Sub(began); r.Took < 0 {
+			d.Fail("run that took %d", r.Took)
+		}
 		r.Problem = d.Text()
 		if n := d.Array(2 * MaxMaintenanceNumbers); n > 0 {
 			if n%2 != 0 {
@@ -75,5 +78,8 @@ func DecodeMaintenance(key, value []byte) ([]Maintenance, error) {
 			}
 		}
 	}
-	return runs, d.Done()
+	if err := d.Done(); err != nil {
+		return nil, err
+	}
+	return runs, nil
 }

@@ -113,6 +113,9 @@ func Read(ctx context.Context, s turnstone.Persistence, key string) (State, erro
 	if s == nil {
 		return State{}, &turnstone.InvalidError{Where: "lease", Reason: "the session is nil"}
 	}
+	if len(key) >= turnstone.MaxRecordKey {
+		return State{Key: key}, foreign(key)
+	}
 	st, err := look(ctx, s, key, 0)
 	return st.State, err
 }

@@ -127,6 +127,7 @@ func (x *Index) embedded(ctx context.Context, texts []string) ([][]float32, erro
 	if len(vectors) != len(texts) {
 		return nil, fmt.Errorf("%w: %d for %d texts", ErrVectors, len(vectors), len(texts))
 	}
+	out := make([][]float32, len(vectors)) // What Embed returns may be its own.
 	for i, v := range vectors {
 		if len(v) != len(vectors[0]) || len(v) == 0 {
 			return nil, fmt.Errorf("%w: one has %d numbers, another %d", ErrVectors, len(v), len(vectors[0]))
@@ -139,27 +140,23 @@ func (x *Index) embedded(ctx context.Context, texts []string) ([][]float32, erro
 			return nil, fmt.Errorf("%w: one is not finite", ErrVectors)
 		}
 		if sum == 0 {
-			vectors[i] = nil
 			continue
 		}
-		unit := make([]float32, len(v)) // The caller may use its own again.
+		out[i] = make([]float32, len(v))
 		for j, c := range v {
-			unit[j] = float32(float64(c) / math.Sqrt(sum))
+			out[i][j] = float32(float64(c) / math.Sqrt(sum))
 		}
-		vectors[i] = unit
 	}
-	return vectors, nil
+	return out, nil
 }
 
 // keep stores vectors of candidates that are still there, unless another process has done so since done was read.
 func (x *Index) keep(ctx context.Context, tx *sql.Tx, done int64, some []candidate, vectors [][]float32, r *Report) error {
-	now, err := x.number(ctx, tx, "embedded")
-	model, merr := get(ctx, tx, "model")
-	if err := errors.Join(err, merr); err != nil || now != done || model != x.o.Embedding.Model {
+	length, err := x.compatible(ctx, tx)
+	if err != nil {
 		return err
 	}
-	length, err := x.number(ctx, tx, "length")
-	if err != nil {
+	if now, err := x.number(ctx, tx, "embedded"); err != nil || now != done {
 		return err
 	}
 	for i, v := range vectors {
@@ -173,7 +170,7 @@ func (x *Index) keep(ctx context.Context, tx *sql.Tx, done int64, some []candida
 			}
 		}
 		if int64(len(v)) != length {
-			return fmt.Errorf("%w: %d numbers, want %d as the others of model %q have", ErrVectors, len(v), length, model)
+			return fmt.Errorf("%w: %d numbers, want %d as the others of model %q have: give another model another name", ErrVectors, len(v), length, x.o.Embedding.Model)
 		}
 		made, err := tx.ExecContext(ctx, "INSERT INTO vectors SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM nodes WHERE number=?1)", some[i].number, packed(v))
 		if err != nil {
@@ -186,6 +183,18 @@ func (x *Index) keep(ctx context.Context, tx *sql.Tx, done int64, some []candida
 		r.Embedded += int(n)
 	}
 	return set(ctx, tx, "embedded", strconv.FormatInt(some[len(some)-1].number, 10))
+}
+
+// compatible returns the length of the vectors that the index has, or 0, and an error if they are of another model.
+func (x *Index) compatible(ctx context.Context, q querier) (length int64, err error) {
+	model, err := get(ctx, q, "model")
+	if err != nil {
+		return 0, failed(ctx, err)
+	}
+	if model != x.o.Embedding.Model {
+		return 0, fmt.Errorf("%w: those of the index are of model %q, want %q: Sync makes them anew", ErrVectors, model, x.o.Embedding.Model)
+	}
+	return x.number(ctx, q, "length")
 }
 
 // packed returns a vector as the index has it: numbers of 32 bits (IEEE 754), little-endian.
@@ -231,14 +240,6 @@ func (x *Index) Similar(ctx context.Context, st *turnstone.Store, text string, q
 	if err != nil || vectors[0] == nil {
 		return nil, err
 	}
-	model, err := get(ctx, x.db, "model")
-	length, lerr := x.number(ctx, x.db, "length")
-	switch {
-	case errors.Join(err, lerr) != nil:
-		return nil, failed(ctx, errors.Join(err, lerr))
-	case model != x.o.Embedding.Model || length != 0 && length != int64(len(vectors[0])):
-		return nil, fmt.Errorf("%w: the index has those of model %q, with %d numbers: Sync makes them anew", ErrVectors, model, length)
-	}
 	if q == nil {
 		q = &Query{}
 	}
@@ -282,12 +283,24 @@ func (f *finding) nearest(ctx context.Context, v []float32, most int) (best []li
 	if all || len(chosen) > maxNamed {
 		named = nil
 	}
+	tx, err := f.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true}) // The vectors are those of the model that it checks.
+	if err != nil {
+		return nil, false, failed(ctx, err)
+	}
+	defer func() { _ = tx.Rollback() }() // It has read only.
+	length, err := f.compatible(ctx, tx)
+	if err != nil {
+		return nil, false, err
+	}
+	if length != 0 && length != int64(len(v)) {
+		return nil, false, fmt.Errorf("%w: %d numbers, want %d as those of the index have", ErrVectors, len(v), length)
+	}
 	const columns = "SELECT n.number, n.session, n.node, v.vector FROM "
 	asked, rows := f.q.candidates(named), (*sql.Rows)(nil)
 	if asked == "" {
-		rows, err = f.db.QueryContext(ctx, columns+"vectors v JOIN nodes n ON n.number=v.number")
+		rows, err = tx.QueryContext(ctx, columns+"vectors v JOIN nodes n ON n.number=v.number")
 	} else {
-		rows, err = f.db.QueryContext(ctx, columns+"words JOIN nodes n ON n.number=words.rowid JOIN vectors v ON v.number=n.number WHERE words MATCH ?", asked)
+		rows, err = tx.QueryContext(ctx, columns+"words JOIN nodes n ON n.number=words.rowid JOIN vectors v ON v.number=n.number WHERE words MATCH ?", asked)
 	}
 	if err != nil {
 		return nil, false, failed(ctx, err)

@@ -256,6 +256,100 @@ func TestSE7_WhatIsGoneTakesNoPlace(t *testing.T) {
 	}
 }
 
+// What an Embedding returns stays its own, and a vector of zeros, which is like nothing, is none.
+func TestSE7_WhatAnEmbeddingReturnsIsItsOwn(t *testing.T) {
+	st := newStore(t)
+	made(t, st, turnstone.Request{ID: "a"}, "nothing", "something")
+	kept := map[string][]float32{"nothing": {0, 0}, "something": {3, 4}}
+	e := &Embedding{Embed: func(_ context.Context, texts []string) (out [][]float32, _ error) {
+		for _, text := range texts {
+			out = append(out, kept[text])
+		}
+		return out, nil
+	}}
+	x := embedding(t, filepath.Join(t.TempDir(), "index"), e)
+	if r := synced(t, x, st); r.Embedded != 1 {
+		t.Errorf("%+v", r)
+	}
+	for range 2 {
+		if got := similar(t, x, st, "something", "", 10); len(got) != 1 {
+			t.Errorf("%q", got)
+		}
+		if got := similar(t, x, st, "nothing", "", 10); len(got) != 0 {
+			t.Errorf("%q", got)
+		}
+	}
+	if v := kept["something"]; v[0] != 3 || v[1] != 4 {
+		t.Errorf("the vector was changed: %v", v)
+	}
+}
+
+// If another process makes vectors of another model meanwhile, Sync ends with an error.
+func TestSE7_TwoModelsDoNotMix(t *testing.T) {
+	st := newStore(t)
+	s := made(t, st, turnstone.Request{ID: "a"})
+	for i := range 3 * embedAtOnce {
+		says(t, s, "user", fmt.Sprint("message ", i))
+	}
+	path, texts, calls := filepath.Join(t.TempDir(), "index"), 0, 0
+	other := meaning("other", &texts)
+	down := errors.New("down")
+	mine := meaning("mine", &texts)
+	embed := mine.Embed
+	mine.Embed = func(ctx context.Context, all []string) ([][]float32, error) {
+		if calls++; calls == 2 {
+			good := other.Embed
+			once := 0
+			y := embedding(t, path, &Embedding{Model: "other", Embed: func(ctx context.Context, all []string) ([][]float32, error) {
+				if once++; once > 1 {
+					return nil, down
+				}
+				return good(ctx, all)
+			}})
+			if _, err := y.Sync(ctx, st); !errors.Is(err, down) {
+				t.Error(err)
+			}
+		}
+		return embed(ctx, all)
+	}
+	x := embedding(t, path, mine)
+	if _, err := x.Sync(ctx, st); !errors.Is(err, ErrVectors) || calls != 2 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	if _, err := x.Similar(ctx, st, "message", nil, FindOptions{}); !errors.Is(err, ErrVectors) {
+		t.Error(err)
+	}
+	if r := synced(t, x, st); r.Embedded != 3*embedAtOnce {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The words of what was erased go, also as long as no vectors can be made.
+func TestSE7_WordsGoWithoutVectors(t *testing.T) {
+	st := newStore(t)
+	s := made(t, st, turnstone.Request{ID: "a"}, "stays here")
+	id := says(t, s, "user", "qzsecret")
+	dir, down := t.TempDir(), errors.New("down")
+	x := embedding(t, filepath.Join(dir, "index"), &Embedding{Embed: func(context.Context, []string) ([][]float32, error) { return nil, down }})
+	for _, there := range []bool{true, false} {
+		if _, err := x.Sync(ctx, st); !errors.Is(err, down) {
+			t.Error(err)
+		}
+		found := false
+		for _, name := range []string{"index", "index-wal"} {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			must(t, err)
+			found = found || bytes.Contains(data, []byte("secret"))
+		}
+		if found != there {
+			t.Errorf("the word is in a file: %v, want %v", found, there)
+		}
+		if _, err := s.Erase(ctx, turnstone.EraseOptions{}, id); err != nil && there {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestSE7_UnusableVectorsAreRefused(t *testing.T) {
 	st := newStore(t)
 	s := made(t, st, turnstone.Request{ID: "a"}, "one", "two")

@@ -29,24 +29,35 @@ const many = 20_000
 
 // Sync brings the index to where the store is. With the feed on (Store.StartFeed) it reads what has changed, and else
 // it asks where each session stands. If it removes anything, or adds much, it also rewrites the index, which takes some
-// seconds for a million nodes. Several processes may call it at once.
+// seconds for a million nodes. An error of the Embedding ends it when the words are up to date. Several processes may call
+// it at once.
 func (x *Index) Sync(ctx context.Context, st *turnstone.Store) (*Report, error) {
 	s := syncing{Index: x, st: st, report: &Report{}, shown: map[int64]int64{}}
 	err := s.run(ctx)
+	if err == nil {
+		err = x.purgeIfDue(ctx, s.report.Added > many) // before what may fail for long
+	}
 	if err == nil && x.o.Embedding != nil {
-		err = x.embed(ctx, st, s.report)
+		if err = x.embed(ctx, st, s.report); err == nil {
+			err = x.purgeIfDue(ctx, false)
+		}
 	}
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = failed(ctx, err)
 	}
-	if err != nil {
-		return s.report, err
-	}
-	due, err := get(ctx, x.db, "purge") // also after a Sync that was cut off before it
-	if err == nil && (due != "" || s.report.Added > many) {
-		err = x.purge(ctx)
-	}
 	return s.report, err
+}
+
+// purgeIfDue calls purge if something was removed since the last one, also by a Sync that was cut off, or if it is time.
+func (x *Index) purgeIfDue(ctx context.Context, time bool) error {
+	due, err := get(ctx, x.db, "purge")
+	if err != nil {
+		return failed(ctx, err)
+	}
+	if due == "" && !time {
+		return nil
+	}
+	return x.purge(ctx)
 }
 
 type syncing struct {
@@ -224,7 +235,7 @@ func (x *Index) purge(ctx context.Context) error {
 	return x.write(ctx, func(tx *sql.Tx) error { return set(ctx, tx, "purge", "") })
 }
 
-// Follow keeps the index up to date until ctx ends, and returns its error. The store's feed must be on: otherwise it
+// Follow keeps the index up to date until ctx ends or Sync fails, and returns that error. The store's feed must be on: otherwise it
 // fails with turnstone.ErrFeedOff.
 func (x *Index) Follow(ctx context.Context, st *turnstone.Store) error {
 	for {

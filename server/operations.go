@@ -315,7 +315,7 @@ var operations = []operation{
 
 // note notes in the store how maintenance went. A store that may only be read has no such note.
 func note(ctx context.Context, st *turnstone.Store, operation string, began time.Time, report any, problem error) {
-	_ = st.NoteMaintenance(ctx, operation, began, report, problem)
+	_ = st.NoteMaintenance(ctx, operation, time.Since(began), report, problem)
 }
 
 // pruneOne prunes one session, and reports it as the operation of the store does.

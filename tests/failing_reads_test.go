@@ -70,7 +70,7 @@ func (on *target) arguments(method string) map[reflect.Type]any {
 		turnstone.ListOptions{},
 		head.Metadata{Name: "another"},
 		head.FieldModel,
-		time.Unix(9, 0),
+		time.Second,
 		turnstone.EraseOptions{},
 		turnstone.KeepChildren,
 		gc.Options{},

@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/backup"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
@@ -64,7 +66,7 @@ func TestVF10_StatsTellHowMaintenanceWentLast(t *testing.T) {
 	}
 	note := func(problem error) head.Maintenance {
 		t.Helper()
-		if err := st.NoteMaintenance(ctx, turnstone.OpVerify, now, verify(t, st), problem); err != nil {
+		if err := st.NoteMaintenance(ctx, turnstone.OpVerify, time.Second, verify(t, st), problem); err != nil {
 			t.Fatal(err)
 		}
 		return noted(t, st)["verify"]
@@ -84,6 +86,16 @@ func TestVF10_StatsTellHowMaintenanceWentLast(t *testing.T) {
 	if again := note(nil); !again.Ended.After(first.Ended) {
 		t.Error("a run that went as the one an hour before was not noted")
 	}
+}
+
+// body returns what a record encodes.
+func body(t *testing.T, p engine.Pair) []byte {
+	t.Helper()
+	b, err := codec.Decode(p.Key, p.Value, p.Key[4])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Clone(b)
 }
 
 // unnoted refuses notes of maintenance.
@@ -120,16 +132,16 @@ func TestVF10_MaintenanceThatCantBeNotedIsDoneAllTheSame(t *testing.T) {
 	if n := noted(t, st); len(n) > 0 {
 		t.Errorf("%v", n)
 	}
-	if err := st.NoteMaintenance(ctx, "backup", time.Now(), nil, nil); !errors.Is(err, errDisk) {
+	if err := st.NoteMaintenance(ctx, "backup", time.Second, nil, nil); !errors.Is(err, errDisk) {
 		t.Error(err)
 	}
 	sound := openStore(t, e, nil)
-	if err := sound.NoteMaintenance(ctx, "backup", time.Now(), nil, nil); err != nil {
+	if err := sound.NoteMaintenance(ctx, "backup", time.Second, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range pairs(t, e) {
 		if p.Key[4] == keys.Maintenance {
-			p.Value[len(p.Value)-1] ^= 1
+			p.Value = codec.Encode(p.Key, keys.Maintenance, append(body(t, p), 0)) // Its checksum is right.
 			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +150,7 @@ func TestVF10_MaintenanceThatCantBeNotedIsDoneAllTheSame(t *testing.T) {
 	if n := noted(t, sound); len(n) > 0 {
 		t.Errorf("%v", n)
 	}
-	if err := sound.NoteMaintenance(ctx, "backup", time.Now(), nil, nil); err != nil || len(noted(t, sound)) != 1 {
+	if err := sound.NoteMaintenance(ctx, "backup", time.Second, nil, nil); err != nil || len(noted(t, sound)) != 1 {
 		t.Error("a note was not written over one that can't be read")
 	}
 }
@@ -146,7 +158,7 @@ func TestVF10_MaintenanceThatCantBeNotedIsDoneAllTheSame(t *testing.T) {
 func TestVF10_WhatIsNotedHasLimits(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	at := time.Now()
+	const at = time.Second
 	many := map[string]int{}
 	for i := range head.MaxMaintenanceNumbers + 1 {
 		many[fmt.Sprint(i)] = i
@@ -166,7 +178,7 @@ func TestVF10_WhatIsNotedHasLimits(t *testing.T) {
 		t.Errorf("%v", n)
 	}
 	for i := range head.MaxMaintenance + 1 {
-		report := map[string]any{"n": 1 << 50, "name": "secret", "negative": -1, "list": []int{1}}
+		report := map[string]any{"n": 1 << 50, "name": "secret", "negative": -1, "list": []int{1}, "huge": 1e300, strings.Repeat("long", 100): 1}
 		if err := st.NoteMaintenance(ctx, string(rune('a'+i)), at, report, fmt.Errorf("%w: secret", turnstone.ErrConflict)); err != nil {
 			t.Fatal(err)
 		}
@@ -180,9 +192,21 @@ func TestVF10_WhatIsNotedHasLimits(t *testing.T) {
 			t.Error("the note has a text of a caller")
 		}
 	}
+}
+
+// A run whose context has ended is noted as well.
+func TestVF10_WhatWasCutOffIsNoted(t *testing.T) {
+	_, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "a"}, []byte("a"))
+	to := backup.Directory(t.TempDir())
+	backedUp(t, st, to, backup.Options{})
+	create(t, st, turnstone.Request{ID: "b"}, []byte("b"))
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := st.NoteMaintenance(gone, "a", at, nil, nil); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+	if _, err := backup.Run(gone, st, to, backup.Options{}); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if b := noted(t, st)["backup"]; b.Problem != "canceled" {
+		t.Errorf("%+v", b)
 	}
 }

@@ -20,7 +20,7 @@ const (
 	indexTime  = 10 * time.Second // how long a search of the pages waits for the index, which is made on
 	findTime   = 20 * time.Second // how long it may take then
 	usageFresh = 30 * time.Second // how long a sum of usage is shown
-	finding    = 2                // searches and sums at once; others wait
+	finding    = 2                // searches and sums at once, of all namespaces; others wait
 )
 
 // A finder searches a store for its pages, and sums up its usage. They are not the calls of one visitor, so it bounds
@@ -40,8 +40,8 @@ type finder struct {
 	summed  time.Time
 }
 
-func newFinder(ctx context.Context, st *turnstone.Store, open func() (*search.Index, error)) *finder {
-	f := &finder{st: st, open: open, places: make(chan struct{}, finding)}
+func newFinder(ctx context.Context, st *turnstone.Store, open func() (*search.Index, error), places chan struct{}) *finder {
+	f := &finder{st: st, open: open, places: places}
 	f.ended, f.end = context.WithCancel(ctx)
 	return f
 }
@@ -145,6 +145,8 @@ func (f *finder) usage(ctx context.Context) (*ui.Usage, error) {
 		return nil, err
 	}
 	defer leave()
+	limited, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
 	f.mu.Lock()
 	sums, fresh := f.sums, time.Since(f.summed) < usageFresh
 	f.mu.Unlock()
@@ -156,7 +158,10 @@ func (f *finder) usage(ctx context.Context) (*ui.Usage, error) {
 		return nil, err
 	}
 	l := ledger{by: []string{"day", "model"}, prices: table, sums: map[account]*tally{}, unpriced: map[string]bool{}, grown: map[string]*ui.GrowthRow{}}
-	if err := l.read(ctx, f.st, nil); err != nil {
+	if err := l.read(limited, f.st, nil); err != nil {
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: the sum takes longer than %v: `turnstone usage` has the time", wire.ErrBusy, findTime)
+		}
 		return nil, err
 	}
 	sums = &ui.Usage{}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
-	"net/url"
+	"log/slog"
 	"os"
 	"sync"
 
@@ -20,7 +22,9 @@ type finders struct {
 	open func(ctx context.Context, namespace string) (*turnstone.Store, error)
 	path func(namespace string) string // of the index; nil if there is none
 	ctx  context.Context
+	log  *slog.Logger
 
+	places  chan struct{} // for searches and sums of all namespaces
 	mu      sync.Mutex
 	all     map[string]*heldFinder
 	poked   map[string]bool // namespaces in which something was hidden or deleted
@@ -76,7 +80,7 @@ func (fs *finders) make(namespace string) (*finder, error) {
 	if fs.path != nil {
 		open = func() (*search.Index, error) { return search.Open(fs.path(namespace), indexOptions) }
 	}
-	return newFinder(fs.ctx, st, open), nil
+	return newFinder(fs.ctx, st, open, fs.places), nil
 }
 
 // leave closes finders that nobody uses, if there are too many, or one that could not be opened.
@@ -131,7 +135,9 @@ func (fs *finders) poke(namespace string) {
 			}
 			fs.poked[namespace] = false
 			fs.mu.Unlock()
-			_ = fs.forget(fs.ctx, namespace) // If it fails, the next search does it, or says why it can't.
+			if err := fs.forget(fs.ctx, namespace); err != nil && fs.ctx.Err() == nil {
+				fs.log.Error("the index has what was removed until the next search", "namespace", namespace, "error", err)
+			}
 		}
 	})
 }
@@ -166,12 +172,8 @@ type watching struct {
 
 func (w watching) Begin(ctx context.Context, o turnstone.Operation) (context.Context, func(turnstone.Outcome)) {
 	switch o.Name {
-	case turnstone.OpTombstone, turnstone.OpDelete, turnstone.OpPrune, turnstone.OpVacuum:
-		return ctx, func(out turnstone.Outcome) {
-			if out.Err == nil && (o.Name != turnstone.OpPrune || out.Items > 0) {
-				w.finders.poke(w.namespace)
-			}
-		}
+	case turnstone.OpTombstone, turnstone.OpDelete, turnstone.OpPrune, turnstone.OpVacuum, turnstone.OpUnbundle:
+		return ctx, func(turnstone.Outcome) { w.finders.poke(w.namespace) } // also after an error: a part may be done
 	}
 	return ctx, nil
 }
@@ -194,10 +196,12 @@ func (fs *finders) usageIn(ctx context.Context, namespace string) (sums *ui.Usag
 	return sums, err
 }
 
-// indexOf returns the path of the index of a namespace, beside that of the default one.
+// indexOf returns the path of the index of a namespace, beside that of the default one. A name may be longer than that
+// of a file, and what SQLite keeps beside the file must not be another namespace's.
 func indexOf(path, namespace string) string {
 	if namespace == "" {
 		return path
 	}
-	return path + "." + url.PathEscape(namespace)
+	sum := sha256.Sum256([]byte(namespace))
+	return path + "." + hex.EncodeToString(sum[:16])
 }

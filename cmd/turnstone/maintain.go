@@ -237,7 +237,7 @@ func (a *app) prune() *cobra.Command {
 
 // note notes in the store how a run went. A store that may only be read has no such note.
 func note(cmd *cobra.Command, st *turnstone.Store, operation string, began time.Time, report any, problem error) {
-	_ = st.NoteMaintenance(cmd.Context(), operation, began, report, problem)
+	_ = st.NoteMaintenance(cmd.Context(), operation, time.Since(began), report, problem)
 }
 
 func (f *pruneFlags) run(cmd *cobra.Command, st *turnstone.Store) error {

@@ -145,7 +145,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 		return err
 	}
 	defer func() { err = done(err) }()
-	fs := &finders{ctx: ctx, all: map[string]*heldFinder{}, poked: map[string]bool{}}
+	fs := &finders{ctx: ctx, log: o.Logger, places: make(chan struct{}, finding), all: map[string]*heldFinder{}, poked: map[string]bool{}}
 	opening := func(ctx context.Context, namespace string, s *serving, o turnstone.Options) (*turnstone.Store, error) {
 		at := e
 		if a.databases != nil {
@@ -164,6 +164,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving, l net.Lis
 		options.MustExist = mustExist
 		if o.Pages != nil && fs.path != nil {
 			options.Observer = watching{fs, namespace}
+			fs.poke(namespace) // of what was removed while nobody looked
 		}
 		return opening(ctx, namespace, s, options)
 	}

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
@@ -167,4 +169,59 @@ func got(t *testing.T, browser *http.Client, address string) (int, string) {
 		t.Fatal(err)
 	}
 	return a.StatusCode, string(text)
+}
+
+// Namespaces whose names are alike, or too long for a file, have indexes of their own.
+func TestUI1_EachNamespaceHasItsIndex(t *testing.T) {
+	dir := t.TempDir()
+	must(t, "import", write(t, "chat.jsonl", lines), "--store", dir+"/store")
+	address, browser, token := startUI(t, "--store", dir+"/store")
+	all := []string{"a-wal", "a", "A", "..", "a/b", strings.Repeat("n", turnstone.MaxNamespace)}
+	for _, namespace := range all {
+		c, err := client.Open(t.Context(), strings.TrimSuffix(address, "/ui/"), &client.Options{Token: token, Namespace: namespace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		s, _, err := c.Create(t.Context(), turnstone.Request{ID: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Commit(t.Context(), turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("a word of " + hex.EncodeToString([]byte(namespace))[:2] + fmt.Sprint(len(namespace)))}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		for _, namespace := range all {
+			want := hex.EncodeToString([]byte(namespace))[:2] + fmt.Sprint(len(namespace))
+			if status, text := got(t, browser, address+"search?q=word&ns="+url.QueryEscape(namespace)); status != http.StatusOK || !strings.Contains(text, want) {
+				t.Errorf("%.20q: %d %s", namespace, status, text)
+			}
+		}
+	}
+}
+
+// Whatever becomes of a call that hides or deletes something, the index is brought up to date.
+func TestSE4_PartsOfACallAreForgotten(t *testing.T) {
+	asked := make(chan string, 10)
+	fs := &finders{ctx: t.Context(), log: slog.Default(), all: map[string]*heldFinder{}, poked: map[string]bool{}, path: func(namespace string) string {
+		asked <- namespace
+		return t.TempDir() + "/none"
+	}}
+	for _, name := range []string{turnstone.OpTombstone, turnstone.OpDelete, turnstone.OpPrune, turnstone.OpVacuum, turnstone.OpUnbundle} {
+		for _, err := range []error{nil, turnstone.ErrOutcomeUnknown} {
+			_, end := watching{fs, name}.Begin(t.Context(), turnstone.Operation{Name: name})
+			end(turnstone.Outcome{Err: err})
+			if got := <-asked; got != name {
+				t.Errorf("%s, want %s", got, name)
+			}
+			fs.poking.Wait()
+		}
+	}
+	if _, end := (watching{fs, ""}).Begin(t.Context(), turnstone.Operation{Name: turnstone.OpLoad}); end != nil {
+		t.Error("a load is watched")
+	}
+	if err := fs.Close(); err != nil {
+		t.Error(err)
+	}
 }

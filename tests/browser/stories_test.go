@@ -434,6 +434,14 @@ func TestUI1_QueuesAndLeasesAreShown(t *testing.T) {
 	must(t, err)
 	b.show("work", "id", "trip")
 	b.has("claimed by host-3 until")
+	// Whatever other records there are, the others are shown.
+	_, err = p.ChangeRecords(ctx, turnstone.RecordChange{Key: "queue/" + strings.Repeat("ä", 200) + "/x", Value: []byte("long")},
+		turnstone.RecordChange{Key: strings.Repeat("k", turnstone.MaxRecordKey), Value: []byte("{}")},
+		turnstone.RecordChange{Key: "queue/other/x", Value: bytes.Repeat([]byte("much "), 10_000)}, turnstone.RecordChange{Key: ".queue/other/x", Value: []byte("junk")})
+	must(t, err)
+	b.show("work", "id", "trip")
+	b.has("claimed by host-3 until", "host-1", "Queue other", "the record is of no lease")
+	b.lacks("much much")
 	s.made(t, turnstone.Request{ID: "idle"}, "first")
 	b.show("work", "id", "idle")
 	b.has("No queue has a message", "None.")

@@ -29,7 +29,6 @@ var functions = template.FuncMap{
 	"count":    func(n any) string { return humanize.Comma(int64(number(n))) },
 	"previous": func(r head.Revision) head.Revision { return r - 1 },
 	"of":       func(v view, h *historyPage, r commitRow) any { return placeOf{h.ID(), v.Space, r.Revision} },
-	"value":    shownValue,
 	"dollars":  func(billionths uint64) string { return fmt.Sprintf("%.4f", float64(billionths)/1e9) },
 }
 

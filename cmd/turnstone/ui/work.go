@@ -2,12 +2,14 @@ package ui
 
 import (
 	"errors"
+	"html/template"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/page"
 	"github.com/turnstonedb/turnstone/lease"
 	"github.com/turnstonedb/turnstone/queue"
 )
@@ -15,6 +17,8 @@ import (
 const (
 	maxWork     = 1000 // records that are looked at, for queues and leases
 	maxMessages = 100  // of a queue that are shown, free or claimed, and as many for later
+	maxQueues   = 20   // that are shown
+	maxGlimpse  = 2000 // bytes of a message that are shown
 )
 
 // A queueView is a queue of a session that is shown.
@@ -22,13 +26,22 @@ type queueView struct {
 	Name  string
 	Ready []messageRow
 	Later []messageRow
-	More  bool // there are more messages than those
+	More  bool  // there are more messages than those
+	Err   error // why they can't be read
 }
 
 // A messageRow is a message that is shown.
 type messageRow struct {
 	queue.Waiting
 	Now time.Time
+}
+
+// Glimpse returns the beginning of the message.
+func (m messageRow) Glimpse() template.HTML {
+	if len(m.Value) <= maxGlimpse {
+		return shownValue(m.Value)
+	}
+	return page.Code(strings.ToValidUTF8(string(m.Value[:maxGlimpse]), "")+"…", "")
 }
 
 // Claimed reports whether somebody works on the message.
@@ -71,7 +84,7 @@ func (v *visit) work() error {
 		}
 		state, err := lease.Read(v.r.Context(), s.Persistence, key)
 		switch {
-		case errors.Is(err, lease.ErrForeign):
+		case errors.Is(err, lease.ErrForeign), errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit):
 			continue // It is another record.
 		case err != nil:
 			return err
@@ -79,12 +92,9 @@ func (v *visit) work() error {
 			body.Leases = append(body.Leases, leaseRow{state, now})
 		}
 	}
-	for _, name := range names {
-		q, err := v.queue(s, name, now)
-		if err != nil {
-			return err
-		}
-		body.Queues = append(body.Queues, q)
+	body.More = body.More || len(names) > maxQueues
+	for _, name := range names[:min(len(names), maxQueues)] {
+		body.Queues = append(body.Queues, v.queue(s, name, now))
 	}
 	v.render(200, "work", view{Title: "Queues and leases of " + body.Row.Called(), Body: &body})
 	return nil
@@ -112,25 +122,22 @@ func queueOf(key string) (name string, ok bool) {
 	if !ok {
 		rest, ok = strings.CutPrefix(key, "queue.later/")
 	}
-	name, _, slash := strings.Cut(rest, "/")
-	name, err := url.PathUnescape(name)
-	return name, ok && slash && err == nil && name != ""
+	escaped, _, slash := strings.Cut(rest, "/")
+	name, err := url.PathUnescape(escaped)
+	return name, ok && slash && err == nil && name != "" && url.PathEscape(name) == escaped
 }
 
 // queue returns the first messages of a queue.
-func (v *visit) queue(s *subject, name string, now time.Time) (queueView, error) {
+func (v *visit) queue(s *subject, name string, now time.Time) queueView {
 	q := queueView{Name: name}
 	ready, next, err := queue.Peek(v.r.Context(), s.Persistence, name, "", maxMessages)
-	if err != nil {
-		return q, err
-	}
-	later, nextLater, err := queue.PeekLater(v.r.Context(), s.Persistence, name, "", maxMessages)
+	later, nextLater, lerr := queue.PeekLater(v.r.Context(), s.Persistence, name, "", maxMessages)
 	for _, m := range ready {
 		q.Ready = append(q.Ready, messageRow{m, now})
 	}
 	for _, m := range later {
 		q.Later = append(q.Later, messageRow{m, now})
 	}
-	q.More = next != "" || nextLater != ""
-	return q, err
+	q.More, q.Err = next != "" || nextLater != "", errors.Join(err, lerr)
+	return q
 }
