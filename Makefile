@@ -14,9 +14,10 @@ lint:
 	staticcheck ./...
 	for m in $(modules); do (cd $$m && go vet ./... && staticcheck ./...) || exit 1; done
 api: ; go test ./tests -run API -update
-# In an environment of its own, which it makes: python3 with the module venv is needed.
+# In an environment of its own, which it makes: python3 with the module venv is needed. Of the Claude Agent SDK the source
+# is enough: its wheel has the whole of Claude Code.
 python:
-	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q -e '.[test]' hatchling
+	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q --no-binary claude-agent-sdk -e '.[test]' hatchling
 	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q
 # With Node 20 or later. What it needs is in ts/node_modules then.
 ts:
