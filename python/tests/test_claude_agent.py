@@ -1,30 +1,219 @@
 """The session store for the Claude Agent SDK."""
 
-import pytest
-
-pytest.importorskip("claude_agent_sdk")
-
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from turnstonedb import AsyncClient
+from turnstonedb._server import command
 from turnstonedb.claude_agent import TurnstoneSessionStore
+
+
+@asynccontextmanager
+async def opened(place: Path, namespace: str = "") -> AsyncIterator[AsyncClient]:
+    async with await AsyncClient.open(place, namespace=namespace, idle=1) as db:
+        yield db
+
+
+def key(project: str = "-home-ann-trip", session: str = "", **more: Any) -> SessionKey:
+    return {"project_key": project, "session_id": session or str(uuid.uuid4()), **more}  # type: ignore[typeddict-item]
+
+
+def said(uid: str, parent: str | None, text: str, **more: Any) -> Any:
+    return {"parentUuid": parent, "type": "user", "message": {"role": "user", "content": text}, "uuid": uid, "timestamp": "2026-11-01T10:00:00.000Z", **more}
 
 
 @pytest.mark.asyncio
 async def test_the_contracts_of_the_sdk_hold(tmp_path: Path) -> None:
-    made = 0
-    async with await AsyncClient.open(tmp_path / "data", idle=5) as db:
-        clients = []
+    clients: list[AsyncClient] = []
 
-        async def make() -> TurnstoneSessionStore:
-            nonlocal made
-            made += 1
-            clients.append(await AsyncClient.open(tmp_path / f"data{made}", idle=5))
-            return TurnstoneSessionStore(clients[-1])
+    async def make() -> TurnstoneSessionStore:
+        clients.append(await AsyncClient.open(tmp_path, namespace=f"n{len(clients)}", idle=5))
+        return TurnstoneSessionStore(clients[-1])
 
-        await run_session_store_conformance(make)
-        for c in clients:
-            await c.close()
-    assert made == 15
+    await run_session_store_conformance(make)
+    for c in clients:
+        await c.close()
+    assert len(clients) == 15  # one to look at, and one for each contract
+
+
+@pytest.mark.asyncio
+async def test_entries_come_back_as_they_were(tmp_path: Path) -> None:
+    odd = [
+        {"type": "x"},
+        {"type": "x"},  # twice, and without a uuid
+        {"type": "y" * 100, "n": 1.5, "big": 2**53 + 1, "text": "\ud800 \u2028 é \x00 \x7f", "deep": [[[{"a": None}]]]},
+        said("a~1", None, "a key with a tilde"),
+        {"type": "user", "uuid": 7, "message": "no object"},
+        {"type": "assistant", "uuid": "b" * 1000, "message": {"usage": {"input_tokens": -1, "output_tokens": "many"}, "content": "text"}},
+    ]
+    async with opened(tmp_path) as db:
+        store = TurnstoneSessionStore(db)
+        for session in ("", "not a uuid / at all", "é" * 300):
+            k = key(session=session)
+            await store.append(k, odd)
+            assert await store.load(k) == odd
+            assert await TurnstoneSessionStore(db).load(k) == odd
+            assert k["session_id"] in [s["session_id"] for s in await store.list_sessions(k["project_key"])]
+        with pytest.raises(ValueError):
+            await store.append(key(session="nan"), [{"type": "x", "n": float("nan")}])  # type: ignore[typeddict-unknown-key]
+        assert await store.load(key(session="nan")) is None
+
+
+@pytest.mark.asyncio
+async def test_an_entry_is_stored_once(tmp_path: Path) -> None:
+    """Also by two hosts at once, and when a batch is mirrored again."""
+    async with opened(tmp_path) as db:
+        a, b = TurnstoneSessionStore(db), TurnstoneSessionStore(db)
+        k = key()
+        entries = [said(f"u{i}", f"u{i - 1}" if i else None, f"message {i}") for i in range(40)]
+        await a.append(k, entries[:10])
+        await asyncio.gather(*(s.append(k, entries[i : i + 5]) for i in range(10, 40, 5) for s in (a, b)))
+        await b.append(k, entries)
+        loaded = await a.load(k)
+        assert loaded is not None
+        assert sorted(e["uuid"] for e in loaded) == sorted(e["uuid"] for e in entries)
+        assert await a.load(k) == loaded
+
+
+@pytest.mark.asyncio
+async def test_what_was_deleted_begins_anew(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        store, other = TurnstoneSessionStore(db), TurnstoneSessionStore(db)
+        k = key()
+        sub = key(session=k["session_id"], subpath="subagents/agent-7")
+        odd = key(session=k["session_id"], subpath="subagents/workflows/run/agent-7")
+        for one in (sub, odd, k):  # that of the sub-agent first
+            await store.append(one, [said("u1", None, one.get("subpath", "main"))])
+        assert sorted(await store.list_subkeys(k)) == [sub["subpath"], odd["subpath"]]
+        assert (await store.load(odd) or [])[0]["message"]["content"] == odd["subpath"]  # type: ignore[typeddict-item]
+        await other.delete(k)
+        assert [await store.load(one) for one in (k, sub, odd)] == [None] * 3
+        await store.append(k, [said("u2", None, "again")])
+        assert await other.load(k) == [said("u2", None, "again")]
+        assert await store.list_subkeys(k) == []
+
+
+@pytest.mark.asyncio
+async def test_a_session_has_title_model_usage_and_branches(tmp_path: Path) -> None:
+    usage = {"input_tokens": 10, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 5, "output_tokens": 3}
+    answer = {"id": "msg1", "model": "model-1", "role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    async with opened(tmp_path) as db:
+        store = TurnstoneSessionStore(db, group="team")
+        k = key()
+        await store.append(k, [said("u1", None, "Where to?")])
+        await store.append(k, [{"type": "assistant", "uuid": "a1", "parentUuid": "u1", "message": {**answer, "usage": {**usage, "output_tokens": 1}}}])  # type: ignore[typeddict-unknown-key]
+        await TurnstoneSessionStore(db).append(k, [{"type": "assistant", "uuid": "a2", "parentUuid": "a1", "message": {**answer, "usage": usage}}])  # type: ignore[typeddict-unknown-key]
+        await store.append(k, [said("u2", "a2", "And then?"), said("u3", "a2", "Or rather?")])  # the user went back
+        session = await db.session(k["session_id"])
+        info = await session.info()
+        assert (info.name, info.model, info.group) == ("Where to?", "model-1", "team")
+        assert [(u.model, u.input, u.output, u.cached_input, u.cache_write) for u in info.usage] == [("model-1", 115, 3, 100, 5)]
+        assert [json.loads(n.payload)["uuid"] for n in (await session.load()).nodes] == ["u1", "a1", "a2", "u3"]
+        assert [e["uuid"] for e in await store.load(k) or []] == ["u1", "a1", "a2", "u2", "u3"]
+        await session.save_metadata(name="Ours")
+        await store.append(k, [{"type": "custom-title", "customTitle": "Theirs"}])  # type: ignore[typeddict-unknown-key]
+        assert (await session.info()).name == "Ours"
+
+
+@pytest.mark.asyncio
+async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
+    """What the SDK mirrors and what an import reads of the file on disk is stored once, whichever comes first."""
+    main = str(uuid.uuid4())
+    lines: list[Any] = [{"type": "mode", "mode": "plan", "sessionId": main}]
+    parent = None
+    for i in range(6):
+        uid = str(uuid.uuid4())
+        lines.append(said(uid, parent, f"Say {i}.", sessionId=main, cwd="/home/ann/trip"))
+        answer, parent = str(uuid.uuid4()), uid
+        content = [{"type": "text", "text": f"Is it {i}? é"}]
+        message = {"id": f"msg{i}", "model": "model-1", "role": "assistant", "content": content, "usage": {"input_tokens": 3, "output_tokens": 2}}
+        lines.append({"parentUuid": parent, "type": "assistant", "message": message, "uuid": answer, "timestamp": "2026-11-01T10:00:01.000Z", "sessionId": main})
+        parent = answer
+        lines.append({"type": "mode", "mode": "plan", "sessionId": main})
+    file = tmp_path / "-home-ann-trip" / f"{main}.jsonl"
+    file.parent.mkdir()
+    k = key(session=main)
+
+    def write(n: int) -> None:
+        file.write_text("".join(json.dumps(e, ensure_ascii=False, separators=(",", ":")) + "\n" for e in lines[:n]))
+
+    def run(*arguments: str, store: Path) -> bytes:
+        """Runs the command, when the server that the client has started has ended."""
+        for _ in range(100):
+            done = subprocess.run([command(), *arguments, "--store", str(store)], capture_output=True)
+            if not done.returncode:
+                return done.stdout
+            assert b"use" in done.stderr or b"lock" in done.stderr, done.stderr
+            time.sleep(0.2)
+        raise AssertionError(done.stderr)
+
+    for first in ("mirror", "file"):
+        place = tmp_path / first
+        for n in (4, 10, len(lines)):
+            write(n)
+            if first == "file":
+                run("import", str(file), store=place)
+            async with opened(place) as db:
+                await TurnstoneSessionStore(db).append(k, lines[(0 if first == "file" else {4: 0, 10: 4}.get(n, 10)) : n])
+            if first == "mirror":
+                run("import", str(file), store=place)
+        async with opened(place) as db:
+            session = await db.session(main)
+            info = await session.info()
+            assert info.nodes == len(lines), first
+            assert [(u.input, u.output) for u in info.usage] == [(18, 12)], first
+            assert await TurnstoneSessionStore(db).load(k) == lines
+            assert [i.id for i in (await db.list()).sessions] == [main]
+        exported = run("export", main, store=place)
+        assert exported.decode() == file.read_text(), first
+
+
+@pytest.mark.asyncio
+async def test_kills_lose_nothing_that_was_mirrored(tmp_path: Path) -> None:
+    """A host is killed again and again, and another one goes on with the transcript that is stored."""
+    host = """
+import asyncio, sys
+from turnstonedb import AsyncClient
+from turnstonedb.claude_agent import TurnstoneSessionStore
+
+async def main():
+    async with await AsyncClient.open(sys.argv[1], idle=5) as db:
+        store = TurnstoneSessionStore(db)
+        key = {"project_key": "p", "session_id": "s"}
+        n = len(await store.load(key) or [])
+        while True:
+            await store.append(key, [{"type": "user", "uuid": f"u{n}", "n": n}, {"type": "mode", "n": n}])
+            print(n, flush=True)
+            n += 2
+
+asyncio.run(main())
+"""
+    acknowledged = -2
+    for round in range(6):
+        child = subprocess.Popen([sys.executable, "-c", host, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout
+        for line in child.stdout:
+            acknowledged = max(acknowledged, int(line))
+            if acknowledged >= 10 * (round + 1):
+                break
+        child.kill()
+        for line in child.stdout.read().split():
+            acknowledged = max(acknowledged, int(line))
+        child.wait()
+    async with opened(tmp_path) as db:
+        loaded = await TurnstoneSessionStore(db).load({"project_key": "p", "session_id": "s"})
+    assert loaded is not None
+    assert len(loaded) >= acknowledged + 2
+    assert [e.get("n") for e in loaded] == [i - i % 2 for i in range(len(loaded))]  # each batch once, and whole

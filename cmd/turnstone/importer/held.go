@@ -254,12 +254,16 @@ func (h *held) forget() {
 }
 
 // match finds the node of each event. It returns the nodes of the session that no event
-// has.
+// has. Where a line of a mirrored session stands is for the mirror to say.
 func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 	left := map[fingerprint][]graph.ID{}
+	mirrored := h.info.Labels[MirrorLabel] != ""
 	for i := range h.own {
 		n := &h.own[i]
 		k := fingerprint{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
+		if mirrored {
+			k.parent = graph.ID{}
+		}
 		left[k] = append(left[k], n.ID)
 	}
 	// If the file begins with the events of the last import, all of these events were
@@ -279,7 +283,9 @@ func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
 		}
 		var k fingerprint
 		if len(left) > 0 {
-			k = c.Events[i].fingerprint(parent)
+			if k = c.Events[i].fingerprint(parent); mirrored {
+				k.parent = graph.ID{}
+			}
 		}
 		if other, ok := h.elsewhere(&c.Events[i]); ok && (len(left[k]) == 0 || len(left[c.Events[i].fingerprint(other)]) > 0) {
 			k, h.parents[i] = c.Events[i].fingerprint(other), other

@@ -66,6 +66,7 @@ const (
 	FormatLabel = ".import.format" // the name of the format, as in Formats
 	FileLabel   = ".import.file"   // the base name of the file
 	BranchLabel = ".import.branch" // the branch of git that the agent worked on last
+	MirrorLabel = ".import.mirror" // what stores the lines of the file as the agent writes them, if anything does
 )
 
 // stampKey is the key of the record with the stamp of the last import. The last commit of an import

@@ -5,6 +5,7 @@ docs/adapters.md tells how to write an adapter with it. Package adapter is the s
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any
 
@@ -12,13 +13,20 @@ from ._async import AsyncClient
 from .errors import Error, NotFoundError
 from .types import Info
 
+MAX_ID = 512
+"""How many bytes the id of a session has at most."""
+
 MAX_PAGE = 1000
 """How many sessions or records a page has at most."""
 
 
 def join(root: str, *names: str) -> str:
-    """Returns the id of a session or a group: a root, and names of any content."""
-    return "/".join((root, *(n.replace("%", "%25").replace("/", "%2F") for n in names)))
+    """Returns the id of a session or a group: a root, and names of any content. One that would be too long ends with a hash in place of what does not fit."""
+    id = "/".join((root, *(n.replace("%", "%25").replace("/", "%2F") for n in names)))
+    content = id.encode("utf-8", "surrogatepass")
+    if len(content) <= MAX_ID:
+        return id
+    return content[: MAX_ID - 65].decode(errors="ignore") + "~" + hashlib.sha256(content).hexdigest()
 
 
 def names(id: str) -> list[str]:

@@ -35,7 +35,8 @@ from .types import Info, NewNode, RecordChange, Usage
 # Labels. Those with a dot are for people; by the others sessions are found.
 _PROJECT = "claude.project"
 _IDENTITY = "import.identity"
-_MIRROR = {".import.format": "claude-code", ".import.mirror": "claude-agent-sdk"}
+_FORMAT = ".import.format"
+_MIRROR = {_FORMAT: "claude-code", ".import.mirror": "claude-agent-sdk"}
 _SUMMARY = "claude.summary/"  # and the project: the key of a record of the session
 _STAMP = ".import.stamp"  # a record of a session that an import has read from its file
 
@@ -92,7 +93,7 @@ class TurnstoneSessionStore(SessionStore):
         if handle is None:
             handle, info = await self._made(t)
         assert info is not None
-        t.handle, t.revision, t.name, t.model = handle, info.revision, info.name, info.model
+        t.handle, t.revision, t.model = handle, info.revision, info.model
         if info.revision:
             state = await handle.load(full=True)
             t.revision = state.revision
@@ -103,7 +104,7 @@ class TurnstoneSessionStore(SessionStore):
             for line in lines:
                 t.count(line)
             t.fold([line for line in lines if line.entry])
-            t.given = info.name if info.name == t.title() else ""
+            t.title_before = t.title()
 
     async def _commit(self, t: _Transcript, lines: list[_Line], turn: str) -> None:
         assert t.handle is not None
@@ -138,15 +139,14 @@ class TurnstoneSessionStore(SessionStore):
         """Gives the session the title and the model that the transcript has, unless people have given it others."""
         assert t.handle is not None
         title, model = t.title(), t.last_model
-        changed: dict[str, Any] = {}
-        if title and t.name in ("", t.given) and title != t.name:
+        if (not title or title == t.title_before) and (not model or model == t.model):
+            return
+        now = await t.handle.info()
+        changed: dict[str, Any] = {"model": model} if model else {}
+        if title and now.name in ("", t.title_before):
             changed["name"] = title
-        if model and model != t.model:
-            changed["model"] = model
-        if changed:
-            await t.handle.save_metadata(**changed)
-            t.name = t.given = changed.get("name", t.name)
-            t.model = changed.get("model", t.model)
+        await t.handle.save_metadata(**changed)
+        t.title_before, t.model = title, model
 
     # Sessions
 
@@ -184,7 +184,7 @@ class TurnstoneSessionStore(SessionStore):
             parent, _ = await self._found(main)
             if parent is None:
                 parent, _ = await self._made(main)
-            options |= {"parent": parent.id, "detached": True, "custom": {"session": t.session, "subpath": t.subpath}}
+            options |= {"parent": parent.id, "detached": True, "custom": {"project": t.project, "session": t.session, "subpath": t.subpath}}
         else:
             options["labels"][_PROJECT] = t.project_text
             options["custom"] = {"session": t.session}
@@ -264,9 +264,8 @@ class TurnstoneSessionStore(SessionStore):
         out = []
         for i in found:
             identity = i.labels.get(_IDENTITY, "")
-            if i.detached and identity.startswith("claude-code:"):
-                custom = i.custom if isinstance(i.custom, dict) else {}
-                out.append((i, str(custom.get("subpath") or "subagents/agent-" + identity.rpartition("/")[2])))
+            if i.detached and i.labels.get(_FORMAT) == "claude-code":
+                out.append((i, str(_custom(i).get("subpath") or "subagents/agent-" + identity.rpartition("/")[2])))
         return out
 
 
@@ -286,14 +285,13 @@ class _Transcript:
     imported: Counter[bytes] | None = None  # lines without a uuid, if an import has read the file
     summary: dict[str, Any] = field(default_factory=dict)
     counted: dict[str, Usage] = field(default_factory=dict)  # by the responses
-    name: str = ""
-    given: str = ""  # the name that this store gave last
+    title_before: str = ""  # which the session may have as its name
     model: str = ""
     last_model: str = ""
 
     def forget(self) -> None:
         fresh = _Transcript(self.project, self.session, self.subpath)
-        for name in ("handle", "revision", "nodes", "imported", "summary", "counted", "name", "given", "model", "last_model"):
+        for name in ("handle", "revision", "nodes", "imported", "summary", "counted", "title_before", "model", "last_model"):
             setattr(self, name, getattr(fresh, name))
 
     def copy(self) -> tuple[dict[str, Any], dict[str, Usage], str]:
@@ -315,7 +313,7 @@ class _Transcript:
         mains = [self.session, apart] if _UUID.fullmatch(self.session) else [apart]
         if not self.subpath:
             return mains
-        return [f"{m}/{self.agent()}" if self.agent() else f"{m}/{self.subpath.replace('%', '%25').replace('/', '%2F')}" for m in mains]
+        return [adapter.join(m, self.agent() or self.subpath) for m in mains]
 
     def identity(self) -> str:
         """Returns the identity that an import of the transcript's file has."""
@@ -324,8 +322,8 @@ class _Transcript:
 
     def has(self, info: Info) -> bool:
         """Reports whether a session is the one of this transcript."""
-        project = info.labels.get(_PROJECT, "")
-        return info.labels.get(_IDENTITY) == self.identity() and (bool(self.subpath) or project in ("", self.project_text))
+        project = _custom(info).get("project") if self.subpath else info.labels.get(_PROJECT)
+        return info.labels.get(_IDENTITY) == self.identity() and (not project or project == (self.project if self.subpath else self.project_text))
 
     def new(self, lines: list[_Line]) -> list[_Line]:
         """Returns the lines that are not there."""
@@ -428,10 +426,13 @@ def _order(n: int, layout: bytes | None) -> list[int]:
     return [i for i in (*order, *rest) if i < n]
 
 
+def _custom(info: Info) -> dict[str, Any]:
+    return info.custom if isinstance(info.custom, dict) else {}
+
+
 def _session(info: Info) -> str:
     """Returns the session id of a transcript."""
-    custom = info.custom if isinstance(info.custom, dict) else {}
-    return str(custom.get("session") or info.labels.get(_IDENTITY, "").removeprefix("claude-code:"))
+    return str(_custom(info).get("session") or info.labels.get(_IDENTITY, "").removeprefix("claude-code:"))
 
 
 def _clip(text: str) -> str:

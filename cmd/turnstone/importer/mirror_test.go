@@ -1,0 +1,55 @@
+package importer_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// A mirror stores lines one after another, whatever their parents are. An import of the file adds those that it lacks.
+func TestP25_LinesOfAMirrorAreNotStoredAgain(t *testing.T) {
+	const id = "0b0d7a3e-7c1a-4d5c-9a57-2f6f7d1c0001"
+	lines := []string{
+		`{"type":"mode","sessionId":"` + id + `"}`,
+		`{"parentUuid":null,"type":"user","message":{"role":"user","content":"Hello."},"uuid":"u1","timestamp":"2026-11-01T10:00:00.000Z","sessionId":"` + id + `"}`,
+		`{"type":"mode","sessionId":"` + id + `"}`,
+		`{"parentUuid":"u1","type":"assistant","message":{"id":"m1","model":"model-1","role":"assistant","content":[],"usage":{"input_tokens":3,"output_tokens":2}},"uuid":"a1","timestamp":"2026-11-01T10:00:01.000Z","sessionId":"` + id + `"}`,
+		`{"parentUuid":"u1","type":"user","message":{"role":"user","content":"Or rather?"},"uuid":"u2","timestamp":"2026-11-01T10:00:02.000Z","sessionId":"` + id + `"}`,
+	}
+	for _, mirrored := range []bool{true, false} {
+		st, _ := openClocked(t)
+		labels := map[string]string{importer.IdentityLabel: "claude-code:" + id}
+		if mirrored {
+			labels[importer.MirrorLabel] = "test"
+		}
+		s, _, err := st.Create(t.Context(), turnstone.Request{ID: id, Metadata: head.Metadata{Labels: labels}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var nodes []turnstone.NewNode
+		for i, key := range []string{"", "u1", "", "a1"} {
+			nodes = append(nodes, turnstone.NewNode{Kind: []string{"mode", "user", "mode", "assistant"}[i], Key: key, Payload: []byte(lines[i])})
+		}
+		if _, err := s.Commit(t.Context(), turnstone.Commit{Nodes: nodes}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			convs := parse(t, "file.jsonl", strings.Join(lines, "\n")+"\n")
+			for _, r := range importer.Load(t.Context(), st, convs, importer.Options{}) {
+				if r.Err != nil || r.Session != id {
+					t.Fatalf("%+v", r)
+				}
+			}
+		}
+		state, err := s.Load(t.Context(), turnstone.Scope{Full: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if once := len(state.Nodes) == len(lines); once != mirrored {
+			t.Errorf("mirrored %v: %d nodes", mirrored, len(state.Nodes))
+		}
+	}
+}

@@ -1,0 +1,74 @@
+/**
+ * What the stores of several frameworks share: ids that are joined of names, and lists that miss nothing. docs/adapters.md tells how to write an adapter with
+ * it. Package adapter is the same for Go, and turnstonedb.adapter for Python: each reads what the others have written.
+ *
+ * @module
+ */
+
+import { createHash } from "node:crypto";
+import type { Client } from "./client.ts";
+import { NotFoundError, TurnstoneError } from "./errors.ts";
+import type { Info, ListOptions } from "./types.ts";
+
+/** How many bytes the id of a session has at most. */
+export const maxId = 512;
+
+/** How many sessions or records a page has at most. */
+export const maxPage = 1000;
+
+/**
+ * Returns the id of a session or a group: a root, and names of any content. One that would be too long ends with a hash in place of what does not fit.
+ */
+export function join(root: string, ...names: string[]): string {
+	const id = [root, ...names.map((n) => n.replaceAll("%", "%25").replaceAll("/", "%2F"))].join("/");
+	const content = Buffer.from(id);
+	if (content.length <= maxId) return id;
+	return `${new TextDecoder().decode(whole(content.subarray(0, maxId - 65)))}~${createHash("sha256").update(content).digest("hex")}`;
+}
+
+/** Returns text without a character that is cut in two at its end. */
+function whole(content: Buffer): Buffer {
+	let end = content.length;
+	while (end > 0 && ((content[end - 1] as number) & 0xc0) === 0x80) end--;
+	const first = content[end - 1] ?? 0;
+	const size = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+	return end - 1 + size <= content.length ? content.subarray(0, end - 1 + size) : content.subarray(0, end - 1);
+}
+
+/** Returns the names that an id was joined of, without its root. */
+export function names(id: string): string[] {
+	return id
+		.split("/")
+		.slice(1)
+		.map((n) => n.replace(/%2F|%25/g, (m) => (m === "%25" ? "%" : "/")));
+}
+
+/** Reports whether an error says that there is no such session. */
+export function gone(error: unknown): boolean {
+	return error instanceof NotFoundError && (error.kind === "session-not-found" || error.kind === "session-deleted");
+}
+
+/** Reports whether what a call was to do may or may not stand after an error. */
+export function outcomeUnknown(error: unknown): boolean {
+	return !(error instanceof TurnstoneError) || error.outcomeUnknown;
+}
+
+/**
+ * Returns the sessions that the options of Client.list choose, the most recently updated first. One that is updated meanwhile moves to the front of the store's
+ * list, so the list is read again until nothing is new.
+ */
+export async function listed(client: Client, chosen: Omit<ListOptions, "after" | "limit">): Promise<Info[]> {
+	const seen = new Map<string, Info>();
+	for (let more = true, first = true; more; first = false) {
+		more = false;
+		for (let after: string | undefined; ; ) {
+			const page = await client.list({ ...chosen, limit: maxPage, ...(after ? { after } : {}) });
+			const fresh = page.sessions.some((i) => !seen.has(i.incarnation));
+			for (const i of page.sessions) seen.set(i.incarnation, i);
+			after = page.next;
+			more ||= fresh && Boolean(after);
+			if (!after || (!fresh && !first)) break;
+		}
+	}
+	return [...seen.values()].sort((a, b) => (a.updated < b.updated ? 1 : a.updated > b.updated ? -1 : a.id < b.id ? 1 : -1));
+}

@@ -1,0 +1,167 @@
+import { randomUUID } from "node:crypto";
+import {
+	deleteSession,
+	forkSession,
+	getSessionInfo,
+	getSessionMessages,
+	getSubagentMessages,
+	InMemorySessionStore,
+	listSessions,
+	listSubagents,
+	renameSession,
+	type SessionKey,
+	type SessionStore,
+	type SessionStoreEntry,
+	tagSession,
+} from "@anthropic-ai/claude-agent-sdk";
+import { TurnstoneSessionStore } from "../src/claude-agent.ts";
+import { newStore, open } from "./helpers.ts";
+
+const said = (uuid: string, parentUuid: string | null, content: string, more: object = {}): SessionStoreEntry => ({
+	type: "user",
+	uuid,
+	parentUuid,
+	timestamp: "2026-11-01T10:00:00.000Z",
+	message: { role: "user", content },
+	...more,
+});
+
+/** Returns numbers that look random, and are the same each time. */
+function numbers(seed: number): (below: number) => number {
+	let state = seed;
+	return (below) => {
+		state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+		return Math.floor((state / 2 ** 32) * below);
+	};
+}
+
+/** What a store has, but for its times. */
+async function all(store: SessionStore, keys: SessionKey[]): Promise<unknown> {
+	const projects = [...new Set(keys.map((k) => k.projectKey))];
+	const ids = async (p: string) => ((await store.listSessions?.(p)) ?? []).map((s) => s.sessionId).sort();
+	return {
+		entries: await Promise.all(keys.map((k) => store.load(k))),
+		sessions: await Promise.all(projects.map(ids)),
+		subkeys: await Promise.all(keys.filter((k) => !k.subpath).map(async (k) => ((await store.listSubkeys?.(k)) ?? []).sort())),
+		summaries: await Promise.all(
+			projects.map(async (p) =>
+				((await store.listSessionSummaries?.(p)) ?? [])
+					.map(({ sessionId, data }) => ({ sessionId, data }))
+					.sort((a, b) => (a.sessionId < b.sessionId ? -1 : 1)),
+			),
+		),
+	};
+}
+
+test("it does what the SDK's own store does", { timeout: 60_000 }, async () => {
+	const random = numbers(49);
+	const db = await open();
+	const ours = [new TurnstoneSessionStore(db), new TurnstoneSessionStore(db)];
+	const theirs = new InMemorySessionStore();
+	const uuid = randomUUID();
+	const sessions = [uuid, "a", "%2F", "é".repeat(300)]; // The SDK's store confuses those with a slash.
+	const keys: SessionKey[] = ["p", "-home-ann"].flatMap((projectKey) =>
+		sessions.flatMap((sessionId) => [
+			{ projectKey, sessionId },
+			...["subagents/agent-1", "subagents/workflows/x/agent-1", "odd"].map((subpath) => ({ projectKey, sessionId, subpath })),
+		]),
+	);
+	let n = 0;
+	const entry = (): SessionStoreEntry => {
+		n++;
+		return [
+			() => said(`u${n}`, n > 3 ? `u${n - 1 - random(3)}` : null, `Say ${n}.`),
+			() => ({ type: "custom-title", customTitle: `Title ${n}`, sessionId: "x" }),
+			() => ({ type: "mode", mode: "plan" }),
+			() => ({
+				type: "assistant",
+				uuid: `a${n}`,
+				message: { id: `m${n}`, role: "assistant", model: "m", content: [{ type: "text", text: "\ud800 é" }] },
+			}),
+		][random(4)]?.() as SessionStoreEntry;
+	};
+	for (let step = 0; step < 150; step++) {
+		const key = keys[random(keys.length)] as SessionKey;
+		const store = ours[random(2)] as TurnstoneSessionStore;
+		if (random(12) === 0) {
+			await store.delete(key);
+			await theirs.delete(key);
+		} else {
+			const entries = Array.from({ length: random(4) }, entry);
+			await store.append(key, entries);
+			// Like those of the SDK, a store in memory that is asked to append nothing has something then.
+			if (entries.length > 0) await theirs.append(key, entries);
+		}
+		if (step % 30 === 29) for (const s of ours) expect(await all(s, keys)).toEqual(await all(theirs, keys));
+	}
+});
+
+test("the SDK lists, reads, renames, tags, forks and deletes its sessions", async () => {
+	const db = await open();
+	const dir = "/home/ann/trip";
+	const projectKey = "-home-ann-trip";
+	const id = randomUUID();
+	const uuids = Array.from({ length: 4 }, () => randomUUID());
+	const chain = uuids.map((u, i) => said(u, uuids[i - 1] ?? null, `Say ${i}.`, { sessionId: id, cwd: dir, isSidechain: false }));
+	const results = await Promise.all(
+		[new TurnstoneSessionStore(db), new InMemorySessionStore()].map(async (sessionStore) => {
+			await sessionStore.append({ projectKey, sessionId: id }, chain);
+			await sessionStore.append({ projectKey, sessionId: id, subpath: "subagents/agent-7" }, [
+				{ ...(chain[0] as SessionStoreEntry), agentId: "7", isSidechain: true },
+			]);
+			await renameSession(id, "A trip", { sessionStore, dir });
+			await tagSession(id, "kept", { sessionStore, dir });
+			const fork = await forkSession(id, { sessionStore, dir, title: "The fork", upToMessageId: uuids[1] as string });
+			const found = await listSessions({ sessionStore, dir });
+			const out = {
+				titles: found.map((s) => [s.sessionId === id, s.summary, s.customTitle, s.tag]).sort(),
+				info: { ...(await getSessionInfo(id, { sessionStore, dir })), lastModified: 0 },
+				messages: (await getSessionMessages(id, { sessionStore, dir })).map((m) => m.uuid),
+				forked: (await getSessionMessages(fork.sessionId, { sessionStore, dir })).length,
+				agents: await listSubagents(id, { sessionStore, dir }),
+				agent: (await getSubagentMessages(id, "7", { sessionStore, dir })).length,
+			};
+			await deleteSession(id, { sessionStore, dir });
+			return {
+				...out,
+				left: (await listSessions({ sessionStore, dir })).map((s) => s.customTitle),
+				gone: await sessionStore.load({ projectKey, sessionId: id }),
+			};
+		}),
+	);
+	expect(results[0]).toEqual(results[1]);
+	expect(results[0]?.messages).toEqual(uuids);
+	expect(results[0]?.forked).toBe(2);
+});
+
+test("an entry is stored once, by two hosts at once and when a batch comes again", async () => {
+	const db = await open();
+	const [a, b] = [new TurnstoneSessionStore(db), new TurnstoneSessionStore(db)];
+	const key = { projectKey: "p", sessionId: randomUUID() };
+	const entries = Array.from({ length: 40 }, (_, i) => said(`u${i}`, i ? `u${i - 1}` : null, `message ${i}`));
+	await a.append(key, entries.slice(0, 10));
+	await Promise.all([10, 15, 20, 25, 30, 35].flatMap((i) => [a, b].map((s) => s.append(key, entries.slice(i, i + 5)))));
+	await b.append(key, entries);
+	const loaded = await a.load(key);
+	expect(loaded?.map((e) => e.uuid).sort()).toEqual(entries.map((e) => e.uuid).sort());
+});
+
+test("sessions have a title, a model, usage and branches", async () => {
+	const db = await open(newStore());
+	const store = new TurnstoneSessionStore(db, { group: "team" });
+	const key = { projectKey: "p", sessionId: randomUUID() };
+	const usage = { input_tokens: 10, cache_read_input_tokens: 100, cache_creation_input_tokens: 5, output_tokens: 3 };
+	const message = { id: "m1", model: "model-1", role: "assistant", content: [] };
+	await store.append(key, [said("u1", null, "Where to?")]);
+	await store.append(key, [{ type: "assistant", uuid: "a1", parentUuid: "u1", message: { ...message, usage: { ...usage, output_tokens: 1 } } }]);
+	await new TurnstoneSessionStore(db).append(key, [{ type: "assistant", uuid: "a2", parentUuid: "a1", message: { ...message, usage } }]);
+	await store.append(key, [said("u2", "a2", "And then?"), said("u3", "a2", "Or rather?")]); // The user went back.
+	const session = await db.session(key.sessionId);
+	const info = await session.info();
+	expect([info.name, info.model, info.group]).toEqual(["Where to?", "model-1", "team"]);
+	expect(info.usage).toMatchObject([{ model: "model-1", input: 115, output: 3, cachedInput: 100, cacheWrite: 5 }]);
+	expect((await session.load()).nodes.map((n) => n.key)).toEqual(["u1", "a1", "a2", "u3"]);
+	await session.saveMetadata({ name: "Ours" });
+	await store.append(key, [{ type: "custom-title", customTitle: "Theirs" }]);
+	expect((await session.info()).name).toBe("Ours");
+});
