@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
@@ -37,6 +38,9 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 	testkit.OneGoroutine(t)
 	e := full(t)
 	scrub(t, openStore(t, e, nil), turnstone.ScrubOptions{})
+	if err := openStore(t, e, nil).NoteMaintenance(ctx, "backup", time.Second, nil, nil); err != nil {
+		t.Fatal(err)
+	}
 	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	var all []engine.Pair
 	kinds := map[byte][]engine.Pair{}

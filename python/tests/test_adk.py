@@ -1,0 +1,235 @@
+"""Sessions, artifacts and memory of Google's Agent Development Kit."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.errors import already_exists_error, session_not_found_error
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.memory import InMemoryMemoryService
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+
+from turnstonedb import AsyncClient
+from turnstonedb.adk import StaleSessionError, TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
+
+GO = Path(__file__).parents[2] / "adapters" / "adk" / "testdata"
+
+
+@asynccontextmanager
+async def opened(place: Path) -> AsyncIterator[AsyncClient]:
+    async with await AsyncClient.open(place, idle=2) as db:
+        yield db
+
+
+def said(author: str, text: str, at: float, **delta: Any) -> Event:
+    content = types.Content(role="user" if author == "user" else "model", parts=[types.Part(text=text)])
+    return Event(author=author, invocation_id="i", timestamp=at, content=content, actions=EventActions(state_delta={k.replace("__", ":"): v for k, v in delta.items()}))
+
+
+def rich() -> Event:
+    """Returns an event with what the two languages write differently."""
+    parts = [
+        types.Part(text="é \u2028"),
+        types.Part(inline_data=types.Blob(data=b"\xff\xfe\xfb\x00", mime_type="image/png")),
+        types.Part(text="Let me see.", thought=True, thought_signature=b"\xfb\xff\xbf"),
+        types.Part(function_call=types.FunctionCall(id="c1", name="find", args={"n": 1, "deep": [{"x": 1.5}]})),
+    ]
+    return Event(
+        id="e1", author="agent", invocation_id="i1", branch="a.b", timestamp=1795899580.4922082, content=types.Content(role="model", parts=parts),
+        actions=EventActions(state_delta={"n": 1, "f": 2.0, "user:name": "Ann"}, artifact_delta={"report": 2}, transfer_to_agent="other"), long_running_tool_ids={"c1"},
+        usage_metadata=types.GenerateContentResponseUsageMetadata(prompt_token_count=10, candidates_token_count=3, thoughts_token_count=2, cached_content_token_count=4),
+        model_version="model-1", custom_metadata={"k": {"data": "a-b_c", "mimeType": "x"}},
+    )  # fmt: skip
+
+
+def shown(s: Any) -> Any:
+    """What a session has, but for the time of its last update if it has no events."""
+    if s is None:
+        return None
+    return (s.app_name, s.user_id, s.id, s.state, [e.model_dump() for e in s.events], s.last_update_time if s.events else None)
+
+
+@pytest.mark.asyncio
+async def test_sessions_do_what_those_in_memory_do(tmp_path: Path) -> None:
+    r = random.Random(49)
+    apps, users, ids = ["trips", "a/b"], ["ann", "bob%2F"], ["s1", "s/2", "é" * 50]
+    async with opened(tmp_path) as db:
+        services = [TurnstoneSessions(db), InMemorySessionService()]
+        at = 1_795_000_000.0
+        held: dict[Any, list[Any]] = {}
+        for step in range(150):
+            app, user, id = r.choice(apps), r.choice(users), r.choice(ids)
+            key = (app, user, id)
+            at += r.random()
+            match r.randrange(8):
+                case 0:
+                    state = {"own": step, "user:u": [step, None], "app:a": {"x": 1.0}, "temp:t": 1} if r.random() < 0.7 else None
+                    made = [await _or_error(s.create_session(app_name=app, user_id=user, session_id=id, state=state)) for s in services]
+                    if isinstance(made[0], Exception) or isinstance(made[1], Exception):
+                        assert type(made[0]) is type(made[1]), made
+                    else:
+                        assert made[0].state == {k: v for k, v in made[1].state.items() if not k.startswith("temp:")}
+                        held[key] = made
+                case 1:
+                    for s in services:
+                        await s.delete_session(app_name=app, user_id=user, session_id=id)
+                    held.pop(key, None)
+                case 2 | 3:
+                    configs = [None, GetSessionConfig(num_recent_events=r.randrange(4)), GetSessionConfig(after_timestamp=at - r.random() * 5)]
+                    config = r.choice(configs)
+                    got = [await s.get_session(app_name=app, user_id=user, session_id=id, config=config) for s in services]
+                    states = [shown(g)[3:5] if g else None for g in got]
+                    assert states[0] == states[1], (step, config)
+                    if got[0] and not config:
+                        held[key] = got
+                case 4:
+                    lists = [(await s.list_sessions(app_name=app, user_id=r.choice([user]))).sessions for s in services]
+                    assert sorted((s.id, json.dumps(s.state, sort_keys=True)) for s in lists[0]) == sorted((s.id, json.dumps(s.state, sort_keys=True)) for s in lists[1])
+                    every = [(await s.list_sessions(app_name=app)).sessions for s in services]
+                    assert sorted((s.user_id, s.id) for s in every[0]) == sorted((s.user_id, s.id) for s in every[1])
+                case _:
+                    if key not in held:
+                        continue
+                    event = said(
+                        r.choice(["user", "agent"]), f"Say {step}.", at, **r.choice([{}, {"own": step}, {"user__u": step, "temp__t": 2}, {"app__a": "x", "gone": None}])
+                    )
+                    for s, session in zip(services, held[key], strict=True):
+                        await s.append_event(session, event.model_copy(deep=True))
+                    assert {k: v for k, v in held[key][0].state.items()} == held[key][1].state
+        for app in apps:
+            for user in users:
+                assert await services[0].get_user_state(app_name=app, user_id=user) == await services[1].get_user_state(app_name=app, user_id=user)
+
+
+async def _or_error(call: Any) -> Any:
+    try:
+        return await call
+    except already_exists_error.AlreadyExistsError as e:
+        return e
+
+
+@pytest.mark.asyncio
+async def test_events_come_back_as_they_were_and_as_go_has_them(tmp_path: Path) -> None:
+    event = rich()
+    async with opened(tmp_path) as db:
+        service = TurnstoneSessions(db)
+        session = await service.create_session(app_name="a", user_id="u", session_id="s")
+        await service.append_event(session, event)
+        got = await service.get_session(app_name="a", user_id="u", session_id="s")
+        assert got is not None
+        assert got.events == [event]
+        assert got.last_update_time == event.timestamp
+        stored = await db.session("adk/a/u/s")
+        info = await stored.info()
+        assert [(u.model, u.input, u.output, u.cached_input, u.reasoning) for u in info.usage] == [("model-1", 10, 5, 4, 2)]
+        node = (await stored.load()).nodes[0]
+    # The adapter for Go has a test that reads this payload, and one that writes the other.
+    assert json.loads(node.payload) == json.loads((GO / "python.json").read_text())
+    of_go = event_of((GO / "go.json").read_bytes())
+    assert of_go == event
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_others_have_appended_to_is_stale(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        service, other = TurnstoneSessions(db), TurnstoneSessions(db)
+        session = await service.create_session(app_name="a", user_id="u")
+        theirs = await other.get_session(app_name="a", user_id="u", session_id=session.id)
+        assert theirs is not None
+        first = said("user", "one", 1_795_000_000.0, own=1)
+        await service.append_event(session, first)
+        await service.append_event(session, first.model_copy(deep=True))  # once
+        with pytest.raises(StaleSessionError):
+            await other.append_event(theirs, said("user", "two", 1_795_000_001.0, user__x=1))
+        again = await other.get_session(app_name="a", user_id="u", session_id=session.id)
+        assert again is not None
+        assert [e.id for e in again.events] == [first.id]
+        assert again.state == {"own": 1}  # Nothing of the refused one is stored.
+        await service.delete_session(app_name="a", user_id="u", session_id=session.id)
+        with pytest.raises(session_not_found_error.SessionNotFoundError):
+            await service.append_event(session, said("user", "three", 1_795_000_002.0))
+        with pytest.raises(ValueError, match="JSON has no number"):
+            await service.create_session(app_name="a", user_id="u", session_id="nan", state={"x": float("inf")})
+        assert await service.get_session(app_name="a", user_id="u", session_id="nan") is None
+
+
+@pytest.mark.asyncio
+async def test_state_may_be_large_and_many_change_it_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        services = [TurnstoneSessions(db) for _ in range(4)]
+        large = "x" * 300_000
+        sessions = [await s.create_session(app_name="a", user_id="u", state={"user:large": large}) for s in services]
+
+        async def work(i: int) -> None:
+            for n in range(5):
+                delta = {f"user:{i}": n, "app:n": n, "user:large": f"{i} {n} " + large if n % 2 else "small"}
+                event = Event(author="agent", invocation_id="i", actions=EventActions(state_delta=delta))
+                await services[i].append_event(sessions[i], event)
+
+        await asyncio.gather(*(work(i) for i in range(4)))
+        state = await services[0].get_user_state(app_name="a", user_id="u")
+        assert {k: v for k, v in state.items() if k != "large"} == {str(i): 4 for i in range(4)}
+        assert state["large"] == "small"
+
+
+@pytest.mark.asyncio
+async def test_artifacts_do_what_those_in_memory_do(tmp_path: Path) -> None:
+    r = random.Random(50)
+    names = ["a.txt", "dir/b.png", "user:c"]
+    parts = [types.Part(text="text é"), types.Part(inline_data=types.Blob(data=bytes(range(256)) * 300, mime_type="image/png")), types.Part(text="")]
+    async with opened(tmp_path) as db:
+        services = [TurnstoneArtifacts(db), InMemoryArtifactService()]
+        for step in range(120):
+            where = {"app_name": "app", "user_id": r.choice(["u", "v/w"]), "filename": r.choice(names), "session_id": r.choice(["s", "t"])}
+            listed = {k: v for k, v in where.items() if k != "filename"}
+            match r.randrange(6):
+                case 0 | 1:
+                    part = r.choice(parts)
+                    got = [await s.save_artifact(**where, artifact=part, custom_metadata={"step": step}) for s in services]
+                case 2:
+                    got = [(await s.load_artifact(**where, version=r.choice([None]))) for s in services]
+                    got = [g and (g.text or None, g.inline_data) for g in got]
+                case 3:
+                    n = r.randrange(3)
+                    got = [(await s.load_artifact(**where, version=n)) for s in services]
+                    got = [g and (g.text or None, g.inline_data) for g in got]
+                case 4:
+                    got = [(sorted(await s.list_artifact_keys(**listed)), await s.list_versions(**where)) for s in services]
+                case _:
+                    if r.random() < 0.3:
+                        for s in services:
+                            await s.delete_artifact(**where)
+                    described = [await s.list_artifact_versions(**where) for s in services]
+                    got = [[(v.version, v.custom_metadata, v.mime_type) for v in d] for d in described]
+            assert got[0] == got[1], (step, where)
+
+
+@pytest.mark.asyncio
+async def test_memory_finds_what_that_in_memory_finds(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        ours, theirs = TurnstoneMemory(db), InMemoryMemoryService()
+        sessions = InMemorySessionService()
+        words = ["kyoto", "museum", "train", "rain", "paper", "stone", "bread", "私はPythonを使う"]
+        r = random.Random(51)
+        for n in range(6):
+            session = await sessions.create_session(app_name="a", user_id="u", session_id=f"s{n}")
+            for i in range(5):
+                await sessions.append_event(session, said("user", " ".join(r.sample(words, 3)), 1_795_000_000.0 + n * 10 + i))
+            session = await sessions.get_session(app_name="a", user_id="u", session_id=f"s{n}") or session
+            for m in (ours, theirs):
+                await m.add_session_to_memory(session)
+                await m.add_session_to_memory(session)  # once
+        for query in ("kyoto", "Museum bread", "python", "nothing", ""):
+            found = [(await m.search_memory(app_name="a", user_id="u", query=query)).memories for m in (ours, theirs)]
+            texts = [[m.content.parts[0].text for m in f] for f in found]
+            assert texts[0] == texts[1], query
+        assert (await ours.search_memory(app_name="a", user_id="other", query="kyoto")).memories == []
