@@ -21,7 +21,7 @@ var layers = []string{
 	"internal/pgtest", "damage", "internal/codec", "internal/keys", "engine/sealed",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/copying", "internal/moving", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest", "internal/repair", "internal/spill",
-	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "search", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/internal/adapter",
+	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "search", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/adapter",
 	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone/page", "cmd/turnstone/ui", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "bench/fleet", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
 
@@ -80,13 +80,13 @@ var may = map[string][]string{
 	"internal/faulty/serve":               {"internal/faulty"},
 	"client":                              {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "push", "internal/wire"},
 	"internal/storetest":                  {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/sealed", "internal/testkit", "internal/pgtest", "", "server", "client"},
-	"adapters/internal/adapter":           {"head", ""},
+	"adapters/adapter":           {"head", ""},
 	"adapters/turnstoneotel":              {""},
-	"adapters/adk":                        {"blob", "head", "", "adapters/internal/adapter"},
-	"adapters/genkit":                     {"head", "", "transcript", "adapters/internal/adapter"},
-	"adapters/eino":                       {"head", "", "adapters/internal/adapter"},
-	"adapters/langchaingo":                {"head", "", "transcript", "adapters/internal/adapter"},
-	"adapters/trpc":                       {"head", "", "adapters/internal/adapter"},
+	"adapters/adk":                        {"blob", "head", "", "adapters/adapter"},
+	"adapters/genkit":                     {"head", "", "transcript", "adapters/adapter"},
+	"adapters/eino":                       {"head", "", "adapters/adapter"},
+	"adapters/langchaingo":                {"head", "", "transcript", "adapters/adapter"},
+	"adapters/trpc":                       {"head", "", "adapters/adapter"},
 	"tests/internal/foreign":              {},
 }
 

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/genai"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 )

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/adk/v2/session"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 

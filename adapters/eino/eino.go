@@ -7,7 +7,7 @@ import (
 	"context"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 

@@ -25,7 +25,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/tmc/langchaingo/schema"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )

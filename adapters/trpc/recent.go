@@ -12,7 +12,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 

@@ -15,7 +15,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/head"
 )
 

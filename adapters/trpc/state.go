@@ -10,7 +10,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 )
 
 // UpdateAppState sets values of the state of an app. Their keys may have the prefix "app:".

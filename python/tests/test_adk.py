@@ -20,6 +20,7 @@ from google.genai import types
 
 from turnstonedb import AsyncClient
 from turnstonedb.adk import StaleSessionError, TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
+from turnstonedb.testing import alike
 
 GO = Path(__file__).parents[2] / "adapters" / "adk" / "testdata"
 
@@ -181,36 +182,36 @@ async def test_state_may_be_large_and_many_change_it_at_once(tmp_path: Path) -> 
         assert state["large"] == "small"
 
 
+def _place(r: random.Random) -> dict[str, Any]:
+    return {"app_name": "app", "user_id": r.choice(["u", "v/w"]), "filename": r.choice(["a.txt", "dir/b.png", "user:c"]), "session_id": r.choice(["s", "t"])}
+
+
+async def _save(s: Any, r: random.Random) -> Any:
+    parts = [types.Part(text="text é"), types.Part(inline_data=types.Blob(data=bytes(range(256)) * 300, mime_type="image/png")), types.Part(text="")]
+    return await s.save_artifact(**_place(r), artifact=r.choice(parts), custom_metadata={"n": r.randrange(9)})
+
+
+async def _load(s: Any, r: random.Random) -> Any:
+    part = await s.load_artifact(**_place(r), version=r.choice([None, 0, 1, 2]))
+    return part and (part.text or None, part.inline_data)
+
+
+async def _listed(s: Any, r: random.Random) -> Any:
+    where = _place(r)
+    described = [(v.version, v.custom_metadata, v.mime_type) for v in await s.list_artifact_versions(**where)]
+    versions = await s.list_versions(**where)
+    del where["filename"]
+    return described, versions, sorted(await s.list_artifact_keys(**where))
+
+
+async def _deleted(s: Any, r: random.Random) -> Any:
+    return await s.delete_artifact(**_place(r))
+
+
 @pytest.mark.asyncio
 async def test_artifacts_do_what_those_in_memory_do(tmp_path: Path) -> None:
-    r = random.Random(50)
-    names = ["a.txt", "dir/b.png", "user:c"]
-    parts = [types.Part(text="text é"), types.Part(inline_data=types.Blob(data=bytes(range(256)) * 300, mime_type="image/png")), types.Part(text="")]
     async with opened(tmp_path) as db:
-        services = [TurnstoneArtifacts(db), InMemoryArtifactService()]
-        for step in range(120):
-            where = {"app_name": "app", "user_id": r.choice(["u", "v/w"]), "filename": r.choice(names), "session_id": r.choice(["s", "t"])}
-            listed = {k: v for k, v in where.items() if k != "filename"}
-            match r.randrange(6):
-                case 0 | 1:
-                    part = r.choice(parts)
-                    got = [await s.save_artifact(**where, artifact=part, custom_metadata={"step": step}) for s in services]
-                case 2:
-                    got = [(await s.load_artifact(**where, version=r.choice([None]))) for s in services]
-                    got = [g and (g.text or None, g.inline_data) for g in got]
-                case 3:
-                    n = r.randrange(3)
-                    got = [(await s.load_artifact(**where, version=n)) for s in services]
-                    got = [g and (g.text or None, g.inline_data) for g in got]
-                case 4:
-                    got = [(sorted(await s.list_artifact_keys(**listed)), await s.list_versions(**where)) for s in services]
-                case _:
-                    if r.random() < 0.3:
-                        for s in services:
-                            await s.delete_artifact(**where)
-                    described = [await s.list_artifact_versions(**where) for s in services]
-                    got = [[(v.version, v.custom_metadata, v.mime_type) for v in d] for d in described]
-            assert got[0] == got[1], (step, where)
+        await alike([TurnstoneArtifacts(db), InMemoryArtifactService()], [_save, _save, _save, _load, _load, _listed, _listed, _deleted], steps=200)
 
 
 @pytest.mark.asyncio

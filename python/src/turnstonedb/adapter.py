@@ -85,8 +85,8 @@ def marshal(value: Any) -> bytes:
 
 
 def _typed(value: Any, depth: int) -> Any:
-    if depth > 1000:
-        raise ValueError("the value is deeper than 1000 levels, or has itself as a part")
+    if depth > 200:
+        raise ValueError("the value is deeper than 200 levels, or has itself as a part")
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

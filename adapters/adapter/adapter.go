@@ -1,14 +1,19 @@
 // Package adapter is what the stores of several frameworks share: ids that are joined of names, lists that miss
-// nothing, and state that belongs to a user or an app.
+// nothing, values that keep their types in JSON, and state that belongs to a user or an app. docs/adapters.md tells how
+// to write an adapter with it. The modules turnstonedb.adapter for Python and turnstonedb/adapter for JavaScript make the
+// same ids and states, so that an adapter in one language reads what one in another has written.
 package adapter
 
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
 )
@@ -19,12 +24,22 @@ var (
 	unescaper = strings.NewReplacer("%2F", "/", "%25", "%")
 )
 
-// Join returns the id of a session or a group: a root, and names of any content.
+// Join returns the id of a session or a group: a root, and names of any content. One that would be longer than
+// turnstone.MaxSessionID ends with a hash in place of what does not fit.
 func Join(root string, names ...string) string {
+	id := root
 	for _, n := range names {
-		root += "/" + escaper.Replace(n)
+		id += "/" + escaper.Replace(n)
 	}
-	return root
+	if len(id) <= turnstone.MaxSessionID {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	end := turnstone.MaxSessionID - 1 - hex.EncodedLen(len(sum))
+	for end > 0 && !utf8.RuneStart(id[end]) {
+		end--
+	}
+	return id[:end] + "~" + hex.EncodeToString(sum[:])
 }
 
 // Names returns the names that an id was joined of, without its root.

@@ -1,0 +1,85 @@
+"""What adapters share."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstonedb import AsyncClient, adapter
+
+
+def test_ids_of_names_are_those_of_go_and_javascript() -> None:
+    id = adapter.join("r", "é" * 300)
+    assert id.startswith("r/éé")
+    assert id.endswith("~a2acea681c8e86884d62ce42c970c71ee74bc3a0177c6466fb73dec691b28762")
+    assert len(id.encode()) <= 512
+    for names in (["a"], ["a/b"], ["a%2Fb", "%"], ["", ""]):
+        assert adapter.names(adapter.join("root", *names)) == names
+
+
+def test_values_keep_their_types() -> None:
+    for value in (None, True, 1, 1.0, -0.5, 1e300, 2**70, "é\u2028", [], [1, [2.0]], {}, {"a": {"$type": "x"}}, {"$type": "int", "value": 1}, {"$type": 1}):
+        again = adapter.unmarshal(adapter.marshal(value))
+        assert again == value
+        assert type(again) is type(value)
+    assert adapter.marshal({"b": 1, "a": [1.0]}) == b'{"a":[1.0],"b":1}'
+    assert adapter.unmarshal(b'{"$type":"time.Duration","value":5}') == 5  # as Go has it
+    loop: list[Any] = []
+    loop.append(loop)
+    for bad, error in ((float("nan"), ValueError), ({1: 2}, TypeError), (b"x", TypeError), (loop, ValueError), (object(), TypeError)):
+        with pytest.raises(error):
+            adapter.marshal(bad)
+
+
+@pytest.mark.asyncio
+async def test_states_are_whole_whoever_changes_them(tmp_path: Path) -> None:
+    async with await AsyncClient.open(tmp_path, idle=2) as db:
+        states = [adapter.States(db, "group") for _ in range(3)]
+        assert await states[0].read("state/a") == {}
+        large = [bytes([i]) * (70_000 * i) for i in range(4)]
+
+        async def change(i: int) -> None:
+            for n in range(6):
+                await states[i].commit({"state/a": {"x": large[(i + n) % 4], "y": large[(i + n) % 4], f"own{i}": b"%d" % n}})
+
+        async def watch() -> None:
+            for _ in range(20):
+                values = await states[0].read("state/a")
+                assert values.get("x") == values.get("y")
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(change(0), change(1), change(2), watch())
+        values = await states[0].read("state/a")
+        assert {k: v for k, v in values.items() if k.startswith("own")} == {f"own{i}": b"5" for i in range(3)}
+        await states[1].commit({"state/a": {"x": None, "y": None}})
+        assert set(await states[2].read("state/a")) == {"own0", "own1", "own2"}
+        assert (await (await db.session("state/a")).records("part/")).records == ()
+        await db.delete("state/a")
+        await states[0].commit({"state/a": {"z": b"new"}})
+        assert await states[1].read("state/a") == {"z": b"new"}
+        for bad in ({"k" * 507: b""}, {"k": b"x" * (200 << 16 | 1)}, {str(i): b"" for i in range(300)}):
+            with pytest.raises(ValueError):
+                await states[0].commit({"state/a": bad})
+        assert await states[1].read("state/a") == {"z": b"new"}
+
+
+@pytest.mark.asyncio
+async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "MAX_PAGE", 3)
+    async with await AsyncClient.open(tmp_path, idle=2) as db:
+        sessions = [(await db.create(f"s{i}", group="g"))[0] for i in range(12)]
+        listed = db.list
+        calls = 0
+
+        async def busy(**chosen: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            page = await listed(**chosen)
+            if calls < 8:  # What is not listed yet moves to the front.
+                await sessions[calls % 4].commit([], expected="any", turn=str(calls), labels={})
+                await sessions[calls % 4].save_metadata()
+            return page
+
+        monkeypatch.setattr(db, "list", busy)
+        assert {i.id for i in await adapter.listed(db, group="g")} == {f"s{i}" for i in range(12)}
