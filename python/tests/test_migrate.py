@@ -1,0 +1,195 @@
+"""Migrations from the stores of frameworks."""
+
+import asyncio
+import operator
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from agents import SQLiteSession
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+
+from turnstonedb import Client, NewNode
+from turnstonedb.langgraph import TurnstoneSaver
+from turnstonedb.migrate import MigratingSaver, agents, langgraph, main
+
+
+class State(TypedDict):
+    said: Annotated[list[str], operator.add]
+    n: int
+
+
+def ask(state: State) -> Any:
+    return {"said": [f"step {len(state['said'])} {interrupt('and then?')}"], "n": len(state["said"])}
+
+
+def graph(saver: Any) -> Any:
+    return StateGraph(State).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
+
+
+@contextmanager
+def sqlite(path: Path) -> Iterator[SqliteSaver]:
+    with closing(sqlite3.connect(path, check_same_thread=False)) as conn:
+        saver = SqliteSaver(conn)
+        saver.setup()
+        yield saver
+
+
+def fill(saver: Any, threads: range, seed: int = 0) -> None:
+    """Makes threads of a graph that was interrupted, and one checkpoint with what a database may have."""
+    r = random.Random(seed)
+    for i in threads:
+        config = {"configurable": {"thread_id": f"t/{i} é"}}
+        graph(saver).invoke({"said": ["begin"], "n": 0}, config)
+        for _ in range(r.randrange(3)):
+            graph(saver).invoke(Command(resume=f"answer {r.random()}"), config)
+            graph(saver).invoke({"said": ["more"], "n": 1}, config)
+
+
+def odd(saver: Any) -> None:
+    """Puts checkpoints with values of all kinds, in a namespace, one with a parent that is gone."""
+    for cid, parent in (("1f000000-0000-6000-8000-000000000001", None), ("1f000000-0000-6000-8000-000000000002", "1f000000-0000-6000-8000-000000000000")):
+        c = empty_checkpoint()
+        c["id"] = cid
+        c["channel_values"] = {"bytes": b"\xff\x00", "set": {1, 2}, "none": None, "big": "x" * 100_000}
+        c["channel_versions"] = dict.fromkeys(c["channel_values"], f"{1:032}.1") | {"empty": f"{2:032}.2"}
+        config: Any = {"configurable": {"thread_id": "odd", "checkpoint_ns": "sub:1|x", **({"checkpoint_id": parent} if parent else {})}}
+        at = saver.put(config, c, {"source": "loop", "step": 1, "writes": {}}, c["channel_versions"])
+        saver.put_writes(at, [("a", b"\x00"), ("b", {"k": (1, 2)})], "task-1")
+        saver.put_writes(at, [("__error__", "failed"), ("c", None)], "task-2")
+
+
+def held(saver: Any) -> list[Any]:
+    """Returns all that a saver has, by its own calls."""
+    return sorted(
+        (
+            t.config["configurable"]["thread_id"], t.config["configurable"].get("checkpoint_ns", ""), t.checkpoint["id"], repr(sorted(t.checkpoint["channel_values"].items(), key=repr)),
+            t.checkpoint["channel_versions"], t.checkpoint["versions_seen"], dict(t.metadata), t.parent_config and t.parent_config["configurable"]["checkpoint_id"],
+            sorted(map(repr, t.pending_writes or ())),
+        )
+        for t in saver.list(None)
+    )  # fmt: skip
+
+
+@contextmanager
+def store(path: Path) -> Iterator[Client]:
+    with Client.open(path, idle=2) as client:
+        yield client
+
+
+def test_a_migration_is_what_the_source_has_and_can_be_made_again(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as source, store(tmp_path / "s") as client:
+        fill(source, range(8))
+        odd(source)
+        target = TurnstoneSaver(client)
+        planned = langgraph(source, client, dry_run=True)
+        assert (planned.found, planned.unchanged, held(target)) == (9, 0, [])
+        report = langgraph(source, client)
+        assert (report.found, report.brought, report.different) == (9, planned.brought, [])
+        assert held(target) == held(source)
+        again = langgraph(source, client)
+        assert (again.found, again.unchanged, again.brought) == (9, 9, 0)
+        graph(source).invoke(Command(resume="later"), {"configurable": {"thread_id": "t/3 é"}})
+        fill(source, range(8, 10))
+        more = langgraph(source, client)
+        assert (more.found, more.unchanged, more.different) == (11, 8, [])
+        assert held(target) == held(source)
+        for i in range(10):  # Hosts go on alike.
+            config = {"configurable": {"thread_id": f"t/{i} é"}}
+            results = [graph(s).invoke(Command(resume="the same"), config) for s in (source, target)]
+            assert results[0] == results[1]
+
+
+def test_what_is_there_already_and_differs_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite(tmp_path / "db") as source:
+        odd(source)
+        with store(tmp_path / "s") as client:
+            c = empty_checkpoint()
+            c["id"] = "1f000000-0000-6000-8000-000000000001"
+            TurnstoneSaver(client).put({"configurable": {"thread_id": "odd", "checkpoint_ns": "sub:1|x"}}, c, {}, {})
+            before = held(TurnstoneSaver(client))[0]
+        assert main(["langgraph", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]) == 1
+        out = capsys.readouterr()
+        assert "is another one" in out.err
+        with store(tmp_path / "s") as client:
+            assert held(TurnstoneSaver(client))[0][:5] == before[:5]
+
+
+def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """TURNSTONE_THREADS says how many threads it has."""
+    threads = int(os.environ.get("TURNSTONE_THREADS", "150"))
+    with sqlite(tmp_path / "db") as source:
+        fill(source, range(threads))
+        odd(source)
+        command = [sys.executable, "-m", "turnstonedb.migrate", "langgraph", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]
+        r = random.Random(7)
+        killed = 0
+        for _ in range(10):
+            child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            time.sleep(0.9 + r.random() * threads / 190)
+            killed += child.poll() is None
+            child.kill()
+            child.wait()
+        assert killed > 2, "the test kills nothing"
+        began = time.monotonic()
+        assert subprocess.run(command, capture_output=True, check=True).stdout.decode().startswith(f"{threads + 1} found")
+        print(f"the last run took {time.monotonic() - began:.1f} s")
+        with store(tmp_path / "s") as client:
+            assert held(TurnstoneSaver(client)) == held(source)
+            client.vacuum()
+        sizes = [sum(f.stat().st_blocks * 512 for f in files) for files in (tmp_path.glob("db*"), (tmp_path / "s").rglob("*.*"))]
+        print(f"{killed} kills; on disk {sizes[0]} bytes of SQLite, {sizes[1]} of the store")
+
+
+def test_a_host_goes_over_without_a_pause(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(5))
+        saver = MigratingSaver(client, old)
+        config = {"configurable": {"thread_id": "t/1 é"}}
+        before = old.get_tuple(config)
+        assert before
+        result = graph(saver).invoke(Command(resume="new"), config)
+        assert "new" in result["said"][-1]
+        assert len(list(saver.list(config))) > len(list(old.list(config)))
+        assert old.get_tuple(config) == before  # Nobody writes to the old one.
+        other = MigratingSaver(client, old)  # another process
+        assert asyncio.run(other.aget_tuple(config)) == saver.get_tuple(config)
+        saver.delete_thread("t/2 é")
+        assert other.get_tuple({"configurable": {"thread_id": "t/2 é"}}) is None
+        langgraph(old, client)
+        assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {f"t/{i} é" for i in (0, 1, 3, 4)}
+        assert len(list(saver.list(None))) > 4
+
+
+def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def add(id: str, *texts: str) -> None:
+        session = SQLiteSession(id, tmp_path / "db")
+        await session.add_items([{"role": "user", "content": t} for t in texts])
+        session.close()
+
+    asyncio.run(add("a/b", "one", "two é"))
+    asyncio.run(add("c", *map(str, range(2500))))
+    arguments = ["agents", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]
+    for expected in ("2 found, 0 unchanged, 2502 items brought", "2 found, 2 unchanged, 0 items brought"):
+        assert main(arguments) == 0
+        assert expected in capsys.readouterr().out
+    asyncio.run(add("a/b", "three"))
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "2 found, 1 unchanged, 1 items to bring" in capsys.readouterr().out
+    assert main(arguments) == 0
+    with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        assert [n.payload for n in client.session("a/b").load().nodes] == [f'{{"role": "user", "content": "{t}"}}'.encode() for t in ("one", "two é", "three")]
+        client.session("c").commit([NewNode("user", b'{"role":"user","content":"ours"}')], expected="any")
+        report = agents(source, client)
+        assert report.different == ["session 'c': its items are others"]
