@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from agents import SQLiteSession
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
@@ -74,7 +75,7 @@ def held(saver: Any) -> list[Any]:
     """Returns all that a saver has, by its own calls."""
     return sorted(
         (
-            t.config["configurable"]["thread_id"], t.config["configurable"].get("checkpoint_ns", ""), t.checkpoint["id"], repr(sorted(t.checkpoint["channel_values"].items(), key=repr)),
+            t.config["configurable"]["thread_id"], t.config["configurable"].get("checkpoint_ns", ""), t.checkpoint["id"], sorted(map(repr, t.checkpoint["channel_values"].items())),
             t.checkpoint["channel_versions"], t.checkpoint["versions_seen"], dict(t.metadata), t.parent_config and t.parent_config["configurable"]["checkpoint_id"],
             sorted(map(repr, t.pending_writes or ())),
         )
@@ -109,6 +110,21 @@ def test_a_migration_is_what_the_source_has_and_can_be_made_again(tmp_path: Path
             config = {"configurable": {"thread_id": f"t/{i} é"}}
             results = [graph(s).invoke(Command(resume="the same"), config) for s in (source, target)]
             assert results[0] == results[1]
+
+
+def test_threads_come_from_postgres(tmp_path: Path, postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with PostgresSaver.from_conn_string(postgres) as source:
+        source.setup()
+        fill(source, range(4))
+        odd(source)
+        arguments = ["langgraph", postgres, "--store", str(tmp_path / "s")]
+        for expected in ("5 found, 0 unchanged", "5 found, 5 unchanged, 0 checkpoints brought"):
+            assert main(arguments) == 0
+            assert expected in capsys.readouterr().out
+        graph(source).invoke(Command(resume="later"), {"configurable": {"thread_id": "t/3 é"}})
+        assert main(arguments) == 0
+        with store(tmp_path / "s") as client:
+            assert held(TurnstoneSaver(client)) == held(source)
 
 
 def test_what_is_there_already_and_differs_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
