@@ -73,14 +73,14 @@ def odd(saver: Any) -> None:
 
 def held(saver: Any) -> list[Any]:
     """Returns all that a saver has, by its own calls."""
-    return sorted(
-        (
-            t.config["configurable"]["thread_id"], t.config["configurable"].get("checkpoint_ns", ""), t.checkpoint["id"], sorted(map(repr, t.checkpoint["channel_values"].items())),
-            t.checkpoint["channel_versions"], t.checkpoint["versions_seen"], dict(t.metadata), t.parent_config and t.parent_config["configurable"]["checkpoint_id"],
-            sorted(map(repr, t.pending_writes or ())),
-        )
-        for t in saver.list(None)
-    )  # fmt: skip
+    out = []
+    for t in saver.list(None):
+        at, c = t.config["configurable"], t.checkpoint
+        parent = t.parent_config and t.parent_config["configurable"]["checkpoint_id"]
+        values = sorted(map(repr, c["channel_values"].items()))
+        writes = sorted(map(repr, t.pending_writes or ()))
+        out.append((at["thread_id"], at.get("checkpoint_ns", ""), c["id"], values, c["channel_versions"], c["versions_seen"], dict(t.metadata), parent, writes))
+    return sorted(out, key=lambda o: o[:3])
 
 
 @contextmanager
