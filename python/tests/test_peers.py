@@ -16,6 +16,7 @@ import pytest
 PEERS = Path(__file__).parent / "peers"
 SUITES = {
     "langgraph": ("langgraph", "test_pregel*.py test_time_travel*.py test_large_cases*.py test_subgraph_persistence*.py test_delta_channel*.py test_interrupt*.py", []),
+    "strands": ("strands-agents", "strands/session/test_repository_session_manager.py strands/types/test_session.py", ["-o", "asyncio_mode=auto"]),
     "sqlite": ("langgraph-checkpoint-sqlite", "test_*.py", ["-o", "asyncio_mode=auto"]),
     # Left out is one that expects a request to end within some turns of the event loop, which it does now and then.
     "claude": ("claude-agent-sdk", "test_session_*.py test_transcript_mirror.py", ["-p", "anyio", "-k", "not test_cancelled_after_mkdtemp"]),
@@ -62,7 +63,7 @@ def test_the_tests_of_peers_pass_but_for_those_that_are_explained(suite: str, tm
     cases, failed, said = run(root, ["-n", "2", *some, *chosen])
     explained = differences(suite)
     print(f"{suite}: {len(cases)} tests, {len(failed)} differ")
-    assert len(cases) > 100, said[-3000:]
+    assert len(cases) > 60, said[-3000:]
     unexplained = sorted(name for name in failed if not any(fnmatchcase(name, p) for p in explained))
     if unexplained:  # Some expect a task that waits to end after one that doesn't, which a busy machine turns around.
         files_again = sorted({f"tests/{name.partition('::')[0]}.py" for name in unexplained})
