@@ -212,6 +212,18 @@ def test_the_latest_checkpoint_outlives_every_prune_of_the_store(store: str) -> 
         assert ids(saver, 7) == []
 
 
+def test_a_saver_says_how_many_checkpoints_a_prune_leaves(db: turnstonedb.Client) -> None:
+    for thread, saver in (("few", TurnstoneSaver(db, keep_last=2)), ("all", TurnstoneSaver(db))):
+        config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+        for cid in ("1", "2", "3", "4"):
+            config = entry(cid, saver, config)
+    db.prune()
+    assert ids(TurnstoneSaver(db), "few") == ["4", "3"]
+    assert len(ids(TurnstoneSaver(db), "all")) == 4
+    with pytest.raises(ValueError, match="keep_last is -1"):
+        TurnstoneSaver(db, keep_last=-1)
+
+
 def test_a_put_beside_a_removal_stays_the_latest(db: turnstonedb.Client) -> None:
     saver, other = TurnstoneSaver(db), TurnstoneSaver(db)
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}

@@ -128,9 +128,17 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	/** Of sessions: the parts of the last checkpoint that was put or read, by the records that lead to it and their versions. */
 	readonly #seen = new Recent<string, { versions: Map<string, string>; parts: Map<string, Buffer> }>(maxSeen);
 
-	constructor(client: Client, serde?: SerializerProtocol) {
+	readonly #keepLast: number;
+
+	/**
+	 * keepLast is how many commits `turnstone prune` leaves of a thread that this saver makes, in each namespace: a checkpoint is one, and so are large writes. With
+	 * 0 it leaves as many as it is told to.
+	 */
+	constructor(client: Client, serde?: SerializerProtocol, { keepLast = 0 }: { keepLast?: number } = {}) {
 		super(serde);
+		if (!Number.isSafeInteger(keepLast) || keepLast < 0) throw new RangeError(`keepLast is ${keepLast}`);
 		this.#client = client;
+		this.#keepLast = keepLast;
 	}
 
 	/** Returns a checkpoint, or the latest one. */
@@ -228,7 +236,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns the request that makes the session of a namespace. */
 	#made(place: Place): Create & { id: string } {
-		return { id: this.#at(place).id, group: groupOf(place.thread), name: JSON.stringify(place) };
+		const made = { id: this.#at(place).id, group: groupOf(place.thread), name: JSON.stringify(place) };
+		return this.#keepLast ? { ...made, retention: this.#keepLast } : made;
 	}
 
 	/** Returns the namespaces of a thread, or of all threads. */

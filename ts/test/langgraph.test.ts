@@ -298,6 +298,18 @@ test("the latest checkpoint outlives every prune of the store, and others are no
 	expect(await saver.getTuple(second?.config as RunnableConfig)).toBeUndefined();
 });
 
+test("a saver says how many checkpoints a prune leaves", async () => {
+	const db = await open();
+	for (const [thread, saver] of [["few", new TurnstoneSaver(db, undefined, { keepLast: 2 })] as const, ["all", new TurnstoneSaver(db)] as const]) {
+		let config: RunnableConfig = { configurable: { thread_id: thread, checkpoint_ns: "" } };
+		for (let i = 0; i < 4; i++) config = await put(saver, config, { x: i }, { x: i }, { x: i });
+	}
+	await db.prune();
+	const left = async (thread: string) => (await all(new TurnstoneSaver(db).list({ configurable: { thread_id: thread } }))).length;
+	expect([await left("few"), await left("all")]).toEqual([2, 4]);
+	expect(() => new TurnstoneSaver(db, undefined, { keepLast: -1 })).toThrow(RangeError);
+});
+
 test("a list that grows costs what was added", async () => {
 	const store = newStore();
 	const saver = new TurnstoneSaver(await open(store));

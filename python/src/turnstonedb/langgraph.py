@@ -185,6 +185,7 @@ class _Steps:
     """What the savers share."""
 
     serde: SerializerProtocol
+    _keep_last: int
     _heads: _Recent[str, _Head]
     _seen: _Recent[str, _Seen]
     # A namespace that is deleted and made again is born again, which its checkpoints say. What goes on from a checkpoint of before is refused.
@@ -226,7 +227,8 @@ class _Steps:
 
     def _made(self, thread: str, ns: str) -> dict[str, Any]:
         """Returns the request that makes the session of a namespace."""
-        return {"id": _session(thread, ns), "group": _group(thread), "name": json.dumps({"thread": thread, "ns": ns}, ensure_ascii=False)}
+        made: dict[str, Any] = {"id": _session(thread, ns), "group": _group(thread), "name": json.dumps({"thread": thread, "ns": ns}, ensure_ascii=False)}
+        return {**made, "retention": self._keep_last} if self._keep_last else made
 
     # Reading
 
@@ -694,8 +696,11 @@ class _Steps:
 class _Saver(_Steps, BaseCheckpointSaver[str]):
     """What both savers have."""
 
-    def __init__(self, serde: SerializerProtocol | None) -> None:
+    def __init__(self, serde: SerializerProtocol | None, keep_last: int) -> None:
         super().__init__(serde=serde)
+        if keep_last < 0:
+            raise ValueError(f"keep_last is {keep_last}")
+        self._keep_last = keep_last
         self._heads = _Recent(_MAX_KNOWN)
         self._seen = _Recent(_MAX_SEEN)
         self._births = _Recent(_MAX_KNOWN)
@@ -815,8 +820,10 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
 class TurnstoneSaver(_Saver):
     """A checkpointer on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
 
-    def __init__(self, client: Client, *, serde: SerializerProtocol | None = None) -> None:
-        super().__init__(serde)
+    def __init__(self, client: Client, *, serde: SerializerProtocol | None = None, keep_last: int = 0) -> None:
+        """keep_last is how many commits `turnstone prune` leaves of a thread that this saver makes, in each namespace: a checkpoint is one, and so are writes of more
+        than 60 KiB. With 0 it leaves as many as it is told to."""
+        super().__init__(serde, keep_last)
         self._client = client
 
     def _do(self, steps: Steps[T]) -> T:
@@ -829,8 +836,10 @@ class TurnstoneSaver(_Saver):
 class AsyncTurnstoneSaver(_Saver):
     """A checkpointer on an AsyncClient. Its methods that are not awaited are for other threads than that of the event loop. See the module."""
 
-    def __init__(self, client: AsyncClient, *, serde: SerializerProtocol | None = None) -> None:
-        super().__init__(serde)
+    def __init__(self, client: AsyncClient, *, serde: SerializerProtocol | None = None, keep_last: int = 0) -> None:
+        """keep_last is how many commits `turnstone prune` leaves of a thread that this saver makes, in each namespace: a checkpoint is one, and so are writes of more
+        than 60 KiB. With 0 it leaves as many as it is told to."""
+        super().__init__(serde, keep_last)
         self._client = client
         self._loop = loop_of_caller()
 
