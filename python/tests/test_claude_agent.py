@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -178,42 +177,3 @@ async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
             assert [i.id for i in (await db.list()).sessions] == [main]
         exported = run("export", main, store=place)
         assert exported.decode() == file.read_text(), first
-
-
-@pytest.mark.asyncio
-async def test_kills_lose_nothing_that_was_mirrored(tmp_path: Path) -> None:
-    """A host is killed again and again, and another one goes on with the transcript that is stored."""
-    host = """
-import asyncio, sys
-from turnstonedb import AsyncClient
-from turnstonedb.claude_agent import TurnstoneSessionStore
-
-async def main():
-    async with await AsyncClient.open(sys.argv[1], idle=5) as db:
-        store = TurnstoneSessionStore(db)
-        key = {"project_key": "p", "session_id": "s"}
-        n = len(await store.load(key) or [])
-        while True:
-            await store.append(key, [{"type": "user", "uuid": f"u{n}", "n": n}, {"type": "mode", "n": n}])
-            print(n, flush=True)
-            n += 2
-
-asyncio.run(main())
-"""
-    acknowledged = -2
-    for round in range(6):
-        child = subprocess.Popen([sys.executable, "-c", host, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        assert child.stdout
-        for line in child.stdout:
-            acknowledged = max(acknowledged, int(line))
-            if acknowledged >= 10 * (round + 1):
-                break
-        child.kill()
-        for line in child.stdout.read().split():
-            acknowledged = max(acknowledged, int(line))
-        child.wait()
-    async with opened(tmp_path) as db:
-        loaded = await TurnstoneSessionStore(db).load({"project_key": "p", "session_id": "s"})
-    assert loaded is not None
-    assert len(loaded) >= acknowledged + 2
-    assert [e.get("n") for e in loaded] == [i - i % 2 for i in range(len(loaded))]  # each batch once, and whole

@@ -10,13 +10,14 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from ._async import AsyncClient, AsyncSession
+from ._sync import Client
 from ._wire import Object
 from .errors import Error, NotFoundError, RecordConflictError
-from .types import Commit, Info, Record, RecordChange, Result
+from .types import Commit, Info, Page, Record, RecordChange, Result
 
 MAX_ID = 512
 """How many bytes the id of a session has at most."""
@@ -49,12 +50,36 @@ async def listed(client: AsyncClient, **chosen: Any) -> list[Info]:
 
     One that is updated meanwhile moves to the front of the store's list, so the list is read again until nothing is new.
     """
+    pages = _listing(chosen)
+    try:
+        query = next(pages)
+        while True:
+            query = pages.send(await client.list(**query))
+    except StopIteration as e:
+        found: list[Info] = e.value
+        return found
+
+
+def listed_at_once(client: Client, **chosen: Any) -> list[Info]:
+    """Is `listed` for a Client."""
+    pages = _listing(chosen)
+    try:
+        query = next(pages)
+        while True:
+            query = pages.send(client.list(**query))
+    except StopIteration as e:
+        found: list[Info] = e.value
+        return found
+
+
+def _listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
+    """Yields what to ask for, is sent the pages, and returns the sessions."""
     seen: dict[str, Info] = {}
     more, first = True, True
     while more:
         more, after = False, ""
         while True:
-            page = await client.list(after=after, limit=MAX_PAGE, **chosen)
+            page = yield {"after": after, "limit": MAX_PAGE, **chosen}
             fresh = any(i.incarnation not in seen for i in page.sessions)
             seen.update((i.incarnation, i) for i in page.sessions)
             more = more or (fresh and page.next != "")

@@ -27,7 +27,7 @@ from . import adapter
 from ._sync import Client
 from ._sync import Session as Stored
 from .errors import ConflictError, InvalidError, NotFoundError
-from .types import NewNode, Node
+from .types import Commit, NewNode, Node
 
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
@@ -70,9 +70,9 @@ class TurnstoneRepository(SessionRepository):
     def create_session(self, session: Session, **kwargs: Any) -> Session:
         """Makes a session, or raises a SessionException if there is one."""
         id = adapter.join(_ROOT, session.session_id)
-        stored, _ = self._client.create(id, group=id)
+        commit = Commit(0, turn=secrets.token_hex(16), checkpoint={_SESSION: _json(session.to_dict())})
         try:
-            stored.commit(expected=0, turn=secrets.token_hex(16), checkpoint={_SESSION: _json(session.to_dict())})
+            self._client.commit_all(self._client.first_turn(id, commit, group=id))
         except ConflictError as e:
             if e.outcome_unknown:
                 raise
@@ -89,23 +89,18 @@ class TurnstoneRepository(SessionRepository):
         session = self._found(session_id)
         if session is None:
             raise SessionException(f"Session {session_id} does not exist")
-        after = ""
-        while True:
-            page = self._client.list(group=session.id, after=after, limit=adapter.MAX_PAGE)
-            for i in page.sessions:
-                if i.id != session.id:
-                    self._client.delete(i.id)
-            after = page.next
-            if not after:
-                break
+        for i in adapter.listed_at_once(self._client, group=session.id):
+            if i.id != session.id:
+                self._client.delete(i.id)
         self._client.delete(session.id)
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Makes an agent of a session, or sets the state of one."""
         if self._found(session_id) is None:
             raise SessionException(f"Session {session_id} does not exist")
-        stored, _ = self._client.create(adapter.join(_ROOT, session_id, session_agent.agent_id), group=adapter.join(_ROOT, session_id))
-        self._set(stored, _AGENT, session_agent.to_dict())
+        commit = Commit("any", turn=secrets.token_hex(16), checkpoint={_AGENT: _json(session_agent.to_dict())})
+        id = adapter.join(_ROOT, session_id, session_agent.agent_id)
+        self._client.commit_all(self._client.first_turn(id, commit, group=adapter.join(_ROOT, session_id)))
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """Returns an agent, or None."""

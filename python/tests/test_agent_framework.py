@@ -1,0 +1,104 @@
+"""Histories and workflow checkpoints of Microsoft's Agent Framework."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_framework import (
+    Executor,
+    FileCheckpointStorage,
+    InMemoryHistoryProvider,
+    Message,
+    WorkflowBuilder,
+    WorkflowCheckpoint,
+    WorkflowCheckpointException,
+    WorkflowContext,
+    handler,
+)
+
+from turnstonedb import AsyncClient
+from turnstonedb.agent_framework import TurnstoneCheckpoints, TurnstoneHistory
+from turnstonedb.testing import alike
+
+
+def checkpoint(r: random.Random) -> WorkflowCheckpoint:
+    at = f"2026-11-28T12:00:{r.randrange(60):02}.{r.randrange(10**6):06}+00:00"
+    state = {"n": r.random(), "text": "é", "set": {1, 2}, "bytes": b"\xff"}
+    return WorkflowCheckpoint(r.choice(["w", "a/b%2F"]), "hash", f"c{r.randrange(12)}", timestamp=at, state=state, iteration_count=r.randrange(5), metadata={"k": None})
+
+
+async def save(s: Any, r: random.Random) -> Any:
+    c = checkpoint(r)
+    c.workflow_name = "w" if int(c.checkpoint_id[1:]) % 2 else "a/b%2F"  # A file has one checkpoint of an id.
+    return await s.save(c)
+
+
+async def load(s: Any, r: random.Random) -> Any:
+    return await s.load(f"c{r.randrange(12)}")
+
+
+async def listed(s: Any, r: random.Random) -> Any:
+    name = r.choice(["w", "a/b%2F", "none"])
+    every = sorted((await s.list_checkpoints(workflow_name=name)), key=lambda c: str(c.checkpoint_id))
+    return every, await s.get_latest(workflow_name=name), sorted(await s.list_checkpoint_ids(workflow_name=name))
+
+
+async def delete(s: Any, r: random.Random) -> Any:
+    return await s.delete(f"c{r.randrange(12)}")
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_do_what_files_do(tmp_path: Path) -> None:
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        await alike([TurnstoneCheckpoints(db), FileCheckpointStorage(tmp_path / "files")], [save, save, load, load, listed, listed, delete], steps=250)
+        bad = checkpoint(random.Random(1))
+        bad.state["x"] = lambda: 1
+        with pytest.raises(WorkflowCheckpointException):
+            await TurnstoneCheckpoints(db).save(bad)
+
+
+class Step(Executor):
+    @handler
+    async def go(self, n: int, ctx: WorkflowContext[int, int]) -> None:
+        await ctx.send_message(n + 1) if n < 5 else await ctx.yield_output(n)
+
+
+def workflow(storage: Any) -> Any:
+    a, b = Step(id="a"), Step(id="b")
+    return WorkflowBuilder(name="steps", start_executor=a, checkpoint_storage=storage).add_edge(a, b).add_edge(b, a).build()
+
+
+@pytest.mark.asyncio
+async def test_a_workflow_goes_on_from_each_checkpoint(tmp_path: Path) -> None:
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        result = await workflow(TurnstoneCheckpoints(db)).run(0)
+        assert result.get_outputs() == [5]
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        storage = TurnstoneCheckpoints(db)
+        ids = await storage.list_checkpoint_ids(workflow_name="steps")
+        assert len(ids) > 3
+        for id in ids[:-1]:
+            again = await workflow(storage).run(checkpoint_id=id)
+            assert again.get_outputs() == [5]
+
+
+@pytest.mark.asyncio
+async def test_histories_are_whole_and_apart(tmp_path: Path) -> None:
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        ours, other, theirs = TurnstoneHistory(db), TurnstoneHistory(db, "other"), InMemoryHistoryProvider()
+        state: dict[str, Any] = {}
+        said = [Message(role="user", contents=["Where to? é"]), Message(role="assistant", contents=["Kyoto."])]
+        for id in ("s1", "a/b"):
+            await ours.save_messages(id, said)
+            await ours.save_messages(id, [])
+        await theirs.save_messages("s1", said, state=state)
+        read = [[m.to_dict() for m in await p.get_messages("s1", state=state)] for p in (ours, theirs)]
+        assert read[0] == read[1]
+        assert await other.get_messages("s1") == []
+        assert await ours.get_messages(None) == []
+        await asyncio.gather(*(ours.save_messages(None, [Message(role="user", contents=[f"{i} a"]), Message(role="user", contents=[f"{i} b"])]) for i in range(10)))
+        texts = [m.text for m in await ours.get_messages(None)]
+        assert len(texts) == 20
+        assert all(texts[i].split()[0] == texts[i + 1].split()[0] for i in range(0, 20, 2))  # Each call is whole.
