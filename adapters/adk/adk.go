@@ -1,6 +1,6 @@
-// Package adk keeps sessions and artifacts of Google's Agent Development Kit in a store of Turnstone: NewSessions
-// returns a session.Service, NewArtifacts an artifact.Service. Both work on any turnstone.Factory: a store in the
-// process, or a client of a server.
+// Package adk keeps sessions, artifacts and memories of Google's Agent Development Kit in a store of Turnstone:
+// NewSessions returns a session.Service, NewArtifacts an artifact.Service and NewMemory a memory.Service. All work on any
+// turnstone.Factory: a store in the process, or a client of a server. The adapter for Python reads what this one writes.
 //
 // A session of the kit is a session of the store, ADK/USER/ID with the names of app and user, in the group of its
 // user. An event is a commit with one node, and the event's id is its turn id: an append that is repeated is stored
