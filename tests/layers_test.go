@@ -21,7 +21,7 @@ var layers = []string{
 	"internal/pgtest", "damage", "internal/codec", "internal/keys", "engine/sealed",
 	"blob", "graph", "head",
 	"internal/cache", "internal/history", "internal/copying", "internal/moving", "internal/feed", "internal/session", "gc", "internal/commit", "internal/verify", "internal/bundle", "internal/bundle/bundletest", "internal/repair", "internal/spill",
-	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "search", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/adapter",
+	"", "lease", "queue", "draft", "effect", "push", "backup", "backup/bucket", "recovery", "search", "persistencetest", "transcript", "internal/wire", "server", "internal/faulty", "client", "internal/storetest", "adapters/adapter", "adapters/adapter/adaptertest",
 	"adapters/turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone/page", "cmd/turnstone/ui", "cmd/turnstone", "examples/embed", "bench", "bench/scale", "bench/fleet", "internal/faulty/serve", "tests", "tests/internal/foreign",
 }
 
@@ -81,6 +81,7 @@ var may = map[string][]string{
 	"client":                              {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "push", "internal/wire"},
 	"internal/storetest":                  {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/sealed", "internal/testkit", "internal/pgtest", "", "server", "client"},
 	"adapters/adapter":                    {"head", ""},
+	"adapters/adapter/adaptertest":        nil,
 	"adapters/turnstoneotel":              {""},
 	"adapters/adk":                        {"blob", "head", "", "adapters/adapter"},
 	"adapters/genkit":                     {"head", "", "transcript", "adapters/adapter"},

@@ -15,6 +15,7 @@ import {
 	tagSession,
 } from "@anthropic-ai/claude-agent-sdk";
 import { TurnstoneSessionStore } from "../src/claude-agent.ts";
+import { alike, type Random } from "../src/testing.ts";
 import { newStore, open } from "./helpers.ts";
 
 const said = (uuid: string, parentUuid: string | null, content: string, more: object = {}): SessionStoreEntry => ({
@@ -25,15 +26,6 @@ const said = (uuid: string, parentUuid: string | null, content: string, more: ob
 	message: { role: "user", content },
 	...more,
 });
-
-/** Returns numbers that look random, and are the same each time. */
-function numbers(seed: number): (below: number) => number {
-	let state = seed;
-	return (below) => {
-		state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-		return Math.floor((state / 2 ** 32) * below);
-	};
-}
 
 /** What a store has, but for its times. */
 async function all(store: SessionStore, keys: SessionKey[]): Promise<unknown> {
@@ -54,12 +46,8 @@ async function all(store: SessionStore, keys: SessionKey[]): Promise<unknown> {
 }
 
 test("it does what the SDK's own store does", { timeout: 60_000 }, async () => {
-	const random = numbers(49);
 	const db = await open();
-	const ours = [new TurnstoneSessionStore(db), new TurnstoneSessionStore(db)];
-	const theirs = new InMemorySessionStore();
-	const uuid = randomUUID();
-	const sessions = [uuid, "a", "%2F", "é".repeat(300)]; // The SDK's store confuses those with a slash.
+	const sessions = [randomUUID(), "a", "%2F", "é".repeat(300)]; // The SDK's store confuses those with a slash.
 	const keys: SessionKey[] = ["p", "-home-ann"].flatMap((projectKey) =>
 		sessions.flatMap((sessionId) => [
 			{ projectKey, sessionId },
@@ -67,33 +55,31 @@ test("it does what the SDK's own store does", { timeout: 60_000 }, async () => {
 		]),
 	);
 	let n = 0;
-	const entry = (): SessionStoreEntry => {
-		n++;
+	const entry = (r: Random): SessionStoreEntry => {
+		const id = `${n++}-${r(1e9)}`;
 		return [
-			() => said(`u${n}`, n > 3 ? `u${n - 1 - random(3)}` : null, `Say ${n}.`),
-			() => ({ type: "custom-title", customTitle: `Title ${n}`, sessionId: "x" }),
+			() => said(`u${id}`, null, `Say ${r(9)}.`),
+			() => ({ type: "custom-title", customTitle: `Title ${r(9)}`, sessionId: "x" }),
 			() => ({ type: "mode", mode: "plan" }),
 			() => ({
 				type: "assistant",
-				uuid: `a${n}`,
-				message: { id: `m${n}`, role: "assistant", model: "m", content: [{ type: "text", text: "\ud800 é" }] },
+				uuid: `a${id}`,
+				message: { id: `m${r(9)}`, role: "assistant", model: "m", content: [{ type: "text", text: "\ud800 é" }] },
 			}),
-		][random(4)]?.() as SessionStoreEntry;
+		][r(4)]?.() as SessionStoreEntry;
 	};
-	for (let step = 0; step < 150; step++) {
-		const key = keys[random(keys.length)] as SessionKey;
-		const store = ours[random(2)] as TurnstoneSessionStore;
-		if (random(12) === 0) {
-			await store.delete(key);
-			await theirs.delete(key);
-		} else {
-			const entries = Array.from({ length: random(4) }, entry);
-			await store.append(key, entries);
-			// Like those of the SDK, a store in memory that is asked to append nothing has something then.
-			if (entries.length > 0) await theirs.append(key, entries);
-		}
-		if (step % 30 === 29) for (const s of ours) expect(await all(s, keys)).toEqual(await all(theirs, keys));
-	}
+	let entries: SessionStoreEntry[] = [];
+	const append = async (s: SessionStore, r: Random) => {
+		const key = keys[r(keys.length)] as SessionKey;
+		if (s !== theirs) entries = Array.from({ length: 1 + r(3) }, () => entry(r)); // Those that the other gets as well.
+		await s.append(key, entries);
+	};
+	const remove = async (s: SessionStore, r: Random) => s.delete?.(keys[r(keys.length)] as SessionKey);
+	const look = (s: SessionStore) => all(s, keys);
+	const theirs = new InMemorySessionStore();
+	const ours = new TurnstoneSessionStore(db);
+	await alike<SessionStore>([ours, theirs], [append, append, append, append, append, append, remove, look], { steps: 150 });
+	expect(await all(new TurnstoneSessionStore(db), keys)).toEqual(await all(theirs, keys));
 });
 
 test("the SDK lists, reads, renames, tags, forks and deletes its sessions", async () => {
