@@ -1,19 +1,14 @@
 package adk
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/adk/v2/artifact"
 	"google.golang.org/adk/v2/platform"
@@ -21,7 +16,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -38,26 +32,10 @@ var _ artifact.Service = (*Artifacts)(nil)
 // NewArtifacts returns an artifact service on a store.
 func NewArtifacts(store turnstone.Factory) *Artifacts { return &Artifacts{store} }
 
-// Prefixes of keys of records, and how many versions are deleted in one commit.
-const (
-	namePrefix    = "name/"
-	versionPrefix = "version/"
-	maxDeleted    = turnstone.MaxRecords - 1 // and the record of the name
-)
-
-// A version is the value of a version's record.
-type version struct {
-	Version int64           `json:"version"`
-	Created time.Time       `json:"created"`
-	Node    string          `json:"node"` // the key of the node that refers to the content
-	Content blob.Attachment `json:"content"`
-	Text    bool            `json:"text,omitzero"` // the content is that of Part.Text, and not of Part.InlineData
-	Part    genai.Part      `json:"part"`          // without its content
-}
-
-// key returns the key of a version's record. A later version has a lesser key, so a list begins with the last version.
-func key(name string, v int64) string {
-	return fmt.Sprintf("%s%s/%016x", versionPrefix, name, math.MaxInt64-v)
+// about is what the adapter says of a version.
+type about struct {
+	Text bool       `json:"text,omitzero"` // the content is that of Part.Text, and not of Part.InlineData
+	Part genai.Part `json:"part"`          // without its content
 }
 
 // place returns the id of the session that has an artifact of that name.
@@ -88,106 +66,37 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 	if err != nil {
 		return nil, err
 	}
-	v := version{Created: platform.Now(ctx), Node: rand.Text(), Part: *r.Part}
+	of := about{Part: *r.Part}
 	content, mediaType := []byte(r.Part.Text), "text/plain"
 	if d := r.Part.InlineData; d != nil {
 		content, mediaType = d.Data, d.MIMEType
 		rest := *d
-		rest.Data, v.Part.InlineData = nil, &rest
+		rest.Data, of.Part.InlineData = nil, &rest
 	} else {
-		v.Text, v.Part.Text = true, ""
+		of.Text, of.Part.Text = true, ""
 	}
-	if v.Content, err = h.PutAttachment(ctx, bytes.NewReader(content), int64(len(content)), mediaType, r.FileName); err != nil {
-		return nil, err
-	}
-	for {
-		last, expect, err := lastVersion(ctx, h, r.FileName)
-		if err != nil {
-			return nil, err
-		}
-		v.Version = cmp.Or(r.Version, last+1)
-		if v.Version <= last {
-			return nil, fmt.Errorf("adk: artifact %q: version %d is not later than the last one, %d: %w", r.FileName, v.Version, last, fs.ErrExist)
-		}
-		value, err := adapter.JSON(&v)
-		if err != nil {
-			return nil, fmt.Errorf("adk: artifact %q: %w", r.FileName, err)
-		}
-		_, err = h.Commit(ctx, turnstone.Commit{
-			Expected: turnstone.AnyRevision,
-			// The turn id makes a client repeat the commit when the answer is lost.
-			Turn:  v.Node + " " + strconv.FormatInt(v.Version, 10),
-			Nodes: []turnstone.NewNode{{Kind: "artifact", Key: v.Node, Parent: turnstone.RefNone(), Attachments: []blob.Attachment{v.Content}}},
-			Records: []turnstone.RecordChange{
-				{Key: namePrefix + r.FileName, Value: strconv.AppendInt(nil, v.Version, 10), Expect: expect},
-				{Key: key(r.FileName, v.Version), Value: value},
-			},
-		})
-		switch {
-		case err == nil:
-			return &artifact.SaveResponse{Version: v.Version}, nil
-		case !errors.Is(err, turnstone.ErrRecordConflict) || errors.Is(err, turnstone.ErrOutcomeUnknown):
-			return nil, err
-		}
-		// Somebody else has saved or deleted a version.
-	}
-}
-
-// lastVersion returns the last version of an artifact, or 0, and what version its record is of.
-func lastVersion(ctx context.Context, h turnstone.Persistence, name string) (int64, turnstone.RecordVersion, error) {
-	r, err := h.Record(ctx, namePrefix+name)
-	if errors.Is(err, turnstone.ErrRecordNotFound) {
-		return 0, turnstone.NoRecord, nil
-	}
+	f, err := adapter.SaveFile(ctx, h, r.FileName, mediaType, content, platform.Now(ctx), &of, r.Version)
 	if err != nil {
-		return 0, "", err
+		return nil, fmt.Errorf("adk: artifact %q: %w", r.FileName, err)
 	}
-	last, err := strconv.ParseInt(string(r.Value), 10, 64)
-	if err != nil {
-		return 0, "", fmt.Errorf("adk: session %q: record %q is no version: %w", h.ID(), r.Key, err)
-	}
-	return last, r.Version, nil
+	return &artifact.SaveResponse{Version: f.Version}, nil
 }
 
-// versions returns versions of an artifact, the latest first, and their records.
-func versions(ctx context.Context, h turnstone.Persistence, name, after string, limit int) (page turnstone.RecordPage, out []version, err error) {
-	page, err = h.Records(ctx, turnstone.RecordQuery{Prefix: versionPrefix + name + "/", After: after, Limit: limit})
-	for i := 0; err == nil && i < len(page.Records); i++ {
-		var v version
-		v, err = versionOf(&page.Records[i])
-		out = append(out, v)
-	}
-	return page, out, err
+// session returns the session that has an artifact. The error matches fs.ErrNotExist if there is none.
+func (a *Artifacts) session(ctx context.Context, app, user, session, name string) (turnstone.Persistence, error) {
+	h, err := a.store.Session(ctx, place(app, user, session, name))
+	return h, absent(name, err)
 }
 
-func versionOf(r *turnstone.Record) (v version, err error) {
-	if err := json.Unmarshal(r.Value, &v); err != nil {
-		return v, fmt.Errorf("adk: session %q: record %q is no version: %w", r.Session, r.Key, err)
+// absent returns an error as that of an artifact: what there is not is fs.ErrNotExist.
+func absent(name string, err error) error {
+	switch {
+	case adapter.Gone(err), errors.Is(err, fs.ErrNotExist):
+		return missing(name)
+	case err != nil:
+		return fmt.Errorf("adk: artifact %q: %w", name, err)
 	}
-	return v, nil
-}
-
-// find returns a version of an artifact, or the last one for 0. What there is not is fs.ErrNotExist.
-func (a *Artifacts) find(ctx context.Context, app, user, session, name string, n int64) (h turnstone.Persistence, v version, err error) {
-	if h, err = a.store.Session(ctx, place(app, user, session, name)); err == nil {
-		if n > 0 {
-			var r turnstone.Record
-			if r, err = h.Record(ctx, key(name, n)); err == nil {
-				v, err = versionOf(&r)
-			}
-		} else {
-			var all []version
-			if _, all, err = versions(ctx, h, name, "", 1); len(all) > 0 {
-				v = all[0]
-			} else if err == nil {
-				err = missing(name)
-			}
-		}
-	}
-	if adapter.Gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) {
-		err = missing(name)
-	}
-	return h, v, err
+	return nil
 }
 
 // Load reads a version of an artifact, or the last one. If there is none, the error matches fs.ErrNotExist.
@@ -195,34 +104,27 @@ func (a *Artifacts) Load(ctx context.Context, r *artifact.LoadRequest) (*artifac
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
 	}
-	var v version
-	var content bytes.Buffer
-	for {
-		h, found, err := a.find(ctx, r.AppName, r.UserID, r.SessionID, r.FileName, r.Version)
-		if err != nil {
-			return nil, err
-		}
-		again := v.Node == found.Node
-		v = found
-		content.Reset()
-		_, err = h.ReadAttachment(ctx, &content, v.Content.ID)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, turnstone.ErrBlobNotFound) || again {
-			return nil, err
-		} // else it was deleted meanwhile
+	h, err := a.session(ctx, r.AppName, r.UserID, r.SessionID, r.FileName)
+	if err != nil {
+		return nil, err
 	}
-	part := v.Part
+	f, content, err := adapter.LoadFile(ctx, h, r.FileName, r.Version)
+	if err != nil {
+		return nil, absent(r.FileName, err)
+	}
+	var of about
+	if err := json.Unmarshal(f.About, &of); err != nil {
+		return nil, fmt.Errorf("adk: artifact %q: version %d: %w", r.FileName, f.Version, err)
+	}
 	switch {
-	case v.Text:
-		part.Text = content.String()
-	case part.InlineData == nil:
-		return nil, fmt.Errorf("adk: artifact %q: version %d has no content", r.FileName, v.Version)
+	case of.Text:
+		of.Part.Text = string(content)
+	case of.Part.InlineData == nil:
+		return nil, fmt.Errorf("adk: artifact %q: version %d has no content", r.FileName, f.Version)
 	default:
-		part.InlineData.Data = content.Bytes()
+		of.Part.InlineData.Data = content
 	}
-	return &artifact.LoadResponse{Part: &part}, nil
+	return &artifact.LoadResponse{Part: &of.Part}, nil
 }
 
 // Delete deletes a version of an artifact, or all of them. What there is not is no error. Of more than 255 versions
@@ -231,68 +133,14 @@ func (a *Artifacts) Delete(ctx context.Context, r *artifact.DeleteRequest) error
 	if err := r.Validate(); err != nil {
 		return fmt.Errorf("adk: %w", err)
 	}
-	h, err := a.store.Session(ctx, place(r.AppName, r.UserID, r.SessionID, r.FileName))
-	for more := true; more && err == nil; {
-		more, err = deleteSome(ctx, h, r.FileName, r.Version)
-		if errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) { // Somebody else has saved or deleted a version.
-			more, err = true, nil
-		}
+	h, err := a.session(ctx, r.AppName, r.UserID, r.SessionID, r.FileName)
+	if err == nil {
+		err = absent(r.FileName, adapter.DeleteFile(ctx, h, r.FileName, r.Version))
 	}
-	if adapter.Gone(err) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
-}
-
-// deleteSome deletes a version of an artifact, or as many of all as one commit can, and reports whether there are more.
-func deleteSome(ctx context.Context, h turnstone.Persistence, name string, only int64) (more bool, err error) {
-	_, expect, err := lastVersion(ctx, h, name)
-	if err != nil || expect == turnstone.NoRecord {
-		return false, err
-	}
-	most := maxDeleted
-	if only != 0 {
-		most = 2 // as many as tell whether others stay
-	}
-	page, all, err := versions(ctx, h, name, "", most)
-	if err != nil {
-		return false, err
-	}
-	rest, doomed := page.Next != "", page.Records
-	if only != 0 {
-		r, err := h.Record(ctx, key(name, only))
-		if errors.Is(err, turnstone.ErrRecordNotFound) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		v, err := versionOf(&r)
-		if err != nil {
-			return false, err
-		}
-		rest, doomed, all = rest || len(all) > 1, []turnstone.Record{r}, []version{v}
-	}
-	// The record of the name changes with each version that is saved.
-	named := turnstone.RecordChange{Key: namePrefix + name, Action: turnstone.DeleteRecord, Expect: expect}
-	if rest {
-		named.Action = turnstone.CheckRecord
-	}
-	c := turnstone.Commit{Expected: turnstone.AnyRevision, Records: []turnstone.RecordChange{named}}
-	keys := make([]string, len(all))
-	for i, r := range doomed {
-		keys[i] = all[i].Node
-		c.Records = append(c.Records, turnstone.RecordChange{Key: r.Key, Action: turnstone.DeleteRecord, Expect: r.Version})
-	}
-	nodes, err := h.NodesByKey(ctx, keys...)
-	if err != nil {
-		return false, err
-	}
-	for _, n := range nodes {
-		c.Tombstone = append(c.Tombstone, n.ID)
-	}
-	_, err = h.Commit(ctx, c)
-	return rest && only == 0, err
 }
 
 // List returns the names of the artifacts of a session, and of those of its user, in their order.
@@ -303,21 +151,14 @@ func (a *Artifacts) List(ctx context.Context, r *artifact.ListRequest) (*artifac
 	out := &artifact.ListResponse{FileNames: []string{}}
 	for _, of := range []string{"", "user:"} {
 		h, err := a.store.Session(ctx, place(r.AppName, r.UserID, r.SessionID, of))
-		for q := (turnstone.RecordQuery{Prefix: namePrefix, Limit: turnstone.MaxPage}); err == nil; {
-			var page turnstone.RecordPage
-			if page, err = h.Records(ctx, q); err != nil {
-				break
-			}
-			for _, record := range page.Records {
-				out.FileNames = append(out.FileNames, strings.TrimPrefix(record.Key, namePrefix))
-			}
-			if q.After = page.Next; q.After == "" {
-				break
-			}
+		var names []string
+		if err == nil {
+			names, err = adapter.FileNames(ctx, h)
 		}
 		if err != nil && !adapter.Gone(err) {
 			return nil, err
 		}
+		out.FileNames = append(out.FileNames, names...)
 	}
 	slices.Sort(out.FileNames)
 	return out, nil
@@ -330,25 +171,15 @@ func (a *Artifacts) Versions(ctx context.Context, r *artifact.VersionsRequest) (
 		return nil, fmt.Errorf("adk: %w", err)
 	}
 	out := &artifact.VersionsResponse{}
-	h, err := a.store.Session(ctx, place(r.AppName, r.UserID, r.SessionID, r.FileName))
-	for after := ""; err == nil; {
-		var page turnstone.RecordPage
-		var all []version
-		if page, all, err = versions(ctx, h, r.FileName, after, turnstone.MaxPage); err != nil {
-			break
-		}
-		for _, v := range all {
-			out.Versions = append(out.Versions, v.Version)
-		}
-		if after = page.Next; after == "" {
-			break
-		}
+	h, err := a.session(ctx, r.AppName, r.UserID, r.SessionID, r.FileName)
+	if err == nil {
+		out.Versions, err = adapter.FileVersions(ctx, h, r.FileName)
 	}
-	if adapter.Gone(err) || err == nil && len(out.Versions) == 0 {
-		err = missing(r.FileName)
+	if err == nil && len(out.Versions) == 0 {
+		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return nil, err
+		return nil, absent(r.FileName, err)
 	}
 	return out, nil
 }
@@ -359,9 +190,13 @@ func (a *Artifacts) GetArtifactVersion(ctx context.Context, r *artifact.GetArtif
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
 	}
-	_, v, err := a.find(ctx, r.AppName, r.UserID, r.SessionID, r.FileName, r.Version)
+	h, err := a.session(ctx, r.AppName, r.UserID, r.SessionID, r.FileName)
 	if err != nil {
 		return nil, err
 	}
-	return &artifact.GetArtifactVersionResponse{ArtifactVersion: &artifact.ArtifactVersion{Version: v.Version, MimeType: v.Content.MediaType, CreateTime: v.Created}}, nil
+	f, err := adapter.FindFile(ctx, h, r.FileName, r.Version)
+	if err != nil {
+		return nil, absent(r.FileName, err)
+	}
+	return &artifact.GetArtifactVersionResponse{ArtifactVersion: &artifact.ArtifactVersion{Version: f.Version, MimeType: f.Content.MediaType, CreateTime: f.Created}}, nil
 }

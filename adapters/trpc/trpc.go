@@ -1,6 +1,6 @@
 // Package trpc keeps the sessions of trpc-agent-go in a store of Turnstone, and the checkpoints of its graphs:
-// NewSessions returns a session.Service, which is a session.TrackService and a session.WindowService as well, and
-// NewCheckpoints a graph.CheckpointSaver. Both work on any turnstone.Factory: a store in the process, or a client of a
+// NewSessions returns a session.Service, which is a session.TrackService and a session.WindowService as well,
+// NewArtifacts an artifact.Service, and NewCheckpoints a graph.CheckpointSaver. All work on any turnstone.Factory: a store in the process, or a client of a
 // server.
 //
 // A session is a session of the store, trpc/APP/USER/ID, in the group of its user. An event is a commit with one

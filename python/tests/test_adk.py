@@ -183,7 +183,7 @@ async def test_state_may_be_large_and_many_change_it_at_once(tmp_path: Path) -> 
 
 
 def _place(r: random.Random) -> dict[str, Any]:
-    return {"app_name": "app", "user_id": r.choice(["u", "v/w"]), "filename": r.choice(["a.txt", "dir/b.png", "user:c"]), "session_id": r.choice(["s", "t"])}
+    return {"app_name": "app", "user_id": r.choice(["u", "v/w"]), "filename": r.choice(["a", "a/b", "a/b/7fff", "user:c"]), "session_id": r.choice(["s", "t"])}
 
 
 async def _save(s: Any, r: random.Random) -> Any:

@@ -349,11 +349,8 @@ class TurnstoneArtifacts(BaseArtifactService):
         while True:
             record = await handle.record("name/" + filename)
             n = int(record.value) + 1 if record else 1
-            version = {"version": n, "created": _moment(time.time()), "node": node, "content": stored._wire(), "part": rest}
-            if text:
-                version["text"] = True
-            if custom_metadata:
-                version["customMetadata"] = custom_metadata
+            about = {"part": rest, **({"text": True} if text else {}), **({"customMetadata": custom_metadata} if custom_metadata else {})}
+            version = {"version": n, "created": _moment(time.time()), "node": node, "content": stored._wire(), "about": about}
             try:
                 await handle.commit(
                     [NewNode("artifact", key=node, parent="none", attachments=[stored])],
@@ -376,7 +373,7 @@ class TurnstoneArtifacts(BaseArtifactService):
             if version is not None:
                 record = await handle.record(_version_key(filename, version + 1)) if version >= 0 else None
             else:
-                found = (await handle.records(f"version/{filename}/", limit=1)).records
+                found = (await handle.records(_prefix(filename), limit=1)).records
                 record = found[0] if found else None
         except NotFoundError as e:
             if adapter.gone(e):
@@ -395,9 +392,9 @@ class TurnstoneArtifacts(BaseArtifactService):
                 content = b"".join([piece async for piece in handle.read_attachment(v["content"]["id"])])
             except NotFoundError:
                 continue  # It was deleted meanwhile.
-            part = v["part"]
+            part = v["about"]["part"]
             _from_base64(part)
-            if v.get("text"):
+            if v["about"].get("text"):
                 part["text"] = content.decode()
             else:
                 part["inlineData"] = {**part.get("inlineData", {}), "data": content}
@@ -407,12 +404,12 @@ class TurnstoneArtifacts(BaseArtifactService):
         """Returns the versions of an artifact, the first one first."""
         try:
             handle = await self._client.session(self._place(app, user, session, filename))
-            records = await adapter.records(handle, f"version/{filename}/")
+            records = await adapter.records(handle, _prefix(filename))
         except NotFoundError as e:
             if adapter.gone(e):
                 return []
             raise
-        return [json.loads(r.value) for r in reversed(records) if r.key.rpartition("/")[0] == f"version/{filename}"]
+        return [json.loads(r.value) for r in reversed(records)]
 
     async def list_versions(self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None) -> list[int]:
         """Returns the numbers of the versions of an artifact."""
@@ -447,13 +444,12 @@ class TurnstoneArtifacts(BaseArtifactService):
         while True:
             try:
                 handle = await self._client.session(self._place(app_name, user_id, session_id, filename))
-                records = await adapter.records(handle, f"version/{filename}/")
+                records = await adapter.records(handle, _prefix(filename))
                 name = await handle.record("name/" + filename)
             except NotFoundError as e:
                 if adapter.gone(e):
                     return
                 raise
-            records = [r for r in records if r.key.rpartition("/")[0] == f"version/{filename}"]
             if name is None and not records:
                 return
             some = records[:200]
@@ -473,7 +469,12 @@ class TurnstoneArtifacts(BaseArtifactService):
 
 def _version_key(filename: str, n: int) -> str:
     """Returns the key of a version's record. A later version has a lesser key, so a list begins with the last version."""
-    return f"version/{filename}/{(1 << 63) - 1 - n:016x}"
+    return f"{_prefix(filename)}{(1 << 63) - 1 - n:016x}"
+
+
+def _prefix(filename: str) -> str:
+    """Returns what the keys of the records of a file's versions begin with, and no others."""
+    return "version/" + filename.replace("%", "%25").replace("/", "%2F") + "/"
 
 
 async def _nodes(handle: AsyncSession, records: Sequence[Record]) -> list[str]:
@@ -483,11 +484,12 @@ async def _nodes(handle: AsyncSession, records: Sequence[Record]) -> list[str]:
 
 
 def _described(place: str, filename: str, v: Mapping[str, Any]) -> ArtifactVersion:
-    part = v.get("part") or {}
-    media = "text/plain" if v.get("text") and not part.get("fileData") else (part.get("inlineData") or part.get("fileData") or {}).get("mimeType")
+    about = v["about"]
+    part = about.get("part") or {}
+    media = "text/plain" if about.get("text") and not part.get("fileData") else (part.get("inlineData") or part.get("fileData") or {}).get("mimeType")
     uri = (part.get("fileData") or {}).get("fileUri") or f"turnstone:{place}/{filename}/versions/{v['version'] - 1}"
     return ArtifactVersion(
-        version=v["version"] - 1, canonical_uri=uri, custom_metadata=v.get("customMetadata") or {}, create_time=_seconds(v["created"]), mime_type=media
+        version=v["version"] - 1, canonical_uri=uri, custom_metadata=about.get("customMetadata") or {}, create_time=_seconds(v["created"]), mime_type=media
     )
 
 
