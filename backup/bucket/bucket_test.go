@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,7 +240,11 @@ func (f failing) Read([]byte) (int, error) { return 0, f.err }
 func TestBK8_ABackupToS3GoesOnWhereTheNetworkIsCut(t *testing.T) {
 	at := s3(t)
 	r := rand.New(rand.NewPCG(8, 8))
+	var connections atomic.Int64
 	cut := &storetest.Cutter{To: at, Budget: func() (up, down int64) {
+		if connections.Add(1) == 1 {
+			return 10_000, -1 // One is cut in any case.
+		}
 		switch rand.IntN(3) { // r is not for several goroutines.
 		case 0:
 			return 1 + rand.Int64N(300_000), -1
