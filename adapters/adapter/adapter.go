@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -24,22 +25,30 @@ var (
 	unescaper = strings.NewReplacer("%2F", "/", "%25", "%")
 )
 
-// Join returns the id of a session or a group: a root, and names of any content. One that would be longer than
-// turnstone.MaxSessionID ends with a hash in place of what does not fit.
+// Join returns the id of a session or a group: a root, and names of any content. The store refuses one that is longer
+// than turnstone.MaxSessionID.
 func Join(root string, names ...string) string {
-	id := root
 	for _, n := range names {
-		id += "/" + escaper.Replace(n)
+		root += "/" + escaper.Replace(n)
 	}
-	if len(id) <= turnstone.MaxSessionID {
-		return id
+	return root
+}
+
+// hashed ends an id or a name that was shortened.
+var hashed = regexp.MustCompile("~[0-9a-f]{64}$")
+
+// Short returns text that has most bytes at most: the same, or its beginning and a hash. It is for names of any length;
+// what was shortened has to be kept elsewhere if it is to be given back.
+func Short(text string, most int) string {
+	if len(text) <= most && !hashed.MatchString(text) {
+		return text
 	}
-	sum := sha256.Sum256([]byte(id))
-	end := turnstone.MaxSessionID - 1 - hex.EncodedLen(len(sum))
-	for end > 0 && !utf8.RuneStart(id[end]) {
+	sum := sha256.Sum256([]byte(text))
+	end := min(max(0, most-1-hex.EncodedLen(len(sum))), len(text))
+	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
 		end--
 	}
-	return id[:end] + "~" + hex.EncodeToString(sum[:])
+	return text[:end] + "~" + hex.EncodeToString(sum[:])
 }
 
 // Names returns the names that an id was joined of, without its root.

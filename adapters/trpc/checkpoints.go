@@ -24,6 +24,7 @@ const (
 	checkpointKey  = "c/"         // and the id of a checkpoint: its record
 	writesKey      = "w/"         // and the ids of a checkpoint and a task: the record of writes
 	latestKey      = "latest"     // the record that names the latest checkpoint
+	maxKeyName     = 200          // bytes of the id of a checkpoint or of a task within a key
 )
 
 // CheckpointOptions are options of Checkpoints.
@@ -95,7 +96,7 @@ func (c *Checkpoints) GetTuple(ctx context.Context, config map[string]any) (*gra
 	if err != nil {
 		return nil, err
 	}
-	h, err := c.store.Session(ctx, adapter.Join(graphRoot, lineage, namespace))
+	h, err := c.store.Session(ctx, graphID(lineage, namespace))
 	if err == nil && id == "" {
 		var latest place
 		if latest, _, err = placeOf(ctx, h, latestKey); err == nil {
@@ -121,8 +122,15 @@ func (c *Checkpoints) GetTuple(ctx context.Context, config map[string]any) (*gra
 	return t, err
 }
 
+// graphID returns the id of a session, or of the group of a lineage.
+func graphID(names ...string) string {
+	return adapter.Short(adapter.Join(graphRoot, names...), turnstone.MaxSessionID)
+}
+
 // recordKey returns the key of a record with a name of any length.
-func recordKey(of, name string) string { return of + adapter.Join("", name)[1:] }
+func recordKey(of, name string) string {
+	return of + adapter.Short(adapter.Join("", name)[1:], maxKeyName)
+}
 
 // placeOf returns the value of a record, and its version. That of no record is zero.
 func placeOf(ctx context.Context, h turnstone.Persistence, key string) (p place, version turnstone.RecordVersion, err error) {
@@ -219,10 +227,10 @@ func (c *Checkpoints) List(ctx context.Context, config map[string]any, filter *g
 
 // namespaces returns the namespaces of a lineage.
 func (c *Checkpoints) namespaces(ctx context.Context, lineage string) (out []string, err error) {
-	found, err := adapter.Listed(ctx, c.store, adapter.Join(graphRoot, lineage))
+	found, err := adapter.Listed(ctx, c.store, graphID(lineage))
 	for _, i := range found {
 		var of names
-		if json.Unmarshal(i.Custom, &of) == nil && i.ID == adapter.Join(graphRoot, lineage, of.Namespace) { // Somebody else may put sessions into the group.
+		if json.Unmarshal(i.Custom, &of) == nil && i.ID == graphID(lineage, of.Namespace) { // Somebody else may put sessions into the group.
 			out = append(out, of.Namespace)
 		}
 	}
@@ -231,7 +239,7 @@ func (c *Checkpoints) namespaces(ctx context.Context, lineage string) (out []str
 
 // list returns the checkpoints of a namespace that a filter lets pass, the newest first.
 func (c *Checkpoints) list(ctx context.Context, lineage, namespace string, filter *graph.CheckpointFilter) (out []*graph.CheckpointTuple, err error) {
-	h, err := c.store.Session(ctx, adapter.Join(graphRoot, lineage, namespace))
+	h, err := c.store.Session(ctx, graphID(lineage, namespace))
 	if err != nil {
 		return nil, err
 	}
@@ -344,7 +352,7 @@ func (c *Checkpoints) PutFull(ctx context.Context, r graph.PutFullRequest) (map[
 
 // made returns the session of a namespace, which is made if there is none.
 func (c *Checkpoints) made(ctx context.Context, lineage, namespace string) (turnstone.Persistence, error) {
-	id, group := adapter.Join(graphRoot, lineage, namespace), adapter.Join(graphRoot, lineage)
+	id, group := graphID(lineage, namespace), graphID(lineage)
 	h, err := c.store.Session(ctx, id)
 	if !adapter.Gone(err) {
 		return h, err
@@ -393,7 +401,7 @@ func (c *Checkpoints) parentNamespace(ctx context.Context, h turnstone.Persisten
 		return "", err
 	}
 	for _, ns := range namespaces {
-		other, err := c.store.Session(ctx, adapter.Join(graphRoot, lineage, ns))
+		other, err := c.store.Session(ctx, graphID(lineage, ns))
 		if err == nil {
 			var p place
 			if p, _, err = placeOf(ctx, other, recordKey(checkpointKey, parent)); p.ID != "" {
@@ -464,7 +472,7 @@ func (c *Checkpoints) DeleteLineage(ctx context.Context, lineage string) error {
 	namespaces, err := c.namespaces(ctx, lineage)
 	for _, ns := range namespaces {
 		if err == nil {
-			err = c.store.Delete(ctx, adapter.Join(graphRoot, lineage, ns), turnstone.KeepChildren)
+			err = c.store.Delete(ctx, graphID(lineage, ns), turnstone.KeepChildren)
 		}
 	}
 	return err

@@ -15,8 +15,10 @@ from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from turnstonedb import AsyncClient
+from turnstonedb._async import AsyncSession
 from turnstonedb._server import command
 from turnstonedb.claude_agent import TurnstoneSessionStore
+from turnstonedb.errors import UnavailableError
 
 
 @asynccontextmanager
@@ -56,6 +58,7 @@ async def test_entries_come_back_as_they_were(tmp_path: Path) -> None:
         said("a~1", None, "a key with a tilde"),
         {"type": "user", "uuid": 7, "message": "no object"},
         {"type": "assistant", "uuid": "b" * 1000, "message": {"usage": {"input_tokens": -1, "output_tokens": "many"}, "content": "text"}},
+        {"type": "assistant", "uuid": "m", "message": {"id": "r", "model": "é" * 100, "usage": {"input_tokens": 1, "output_tokens": 2**70}, "content": "text"}},
     ]
     async with opened(tmp_path) as db:
         store = TurnstoneSessionStore(db)
@@ -68,6 +71,31 @@ async def test_entries_come_back_as_they_were(tmp_path: Path) -> None:
         with pytest.raises(ValueError):
             await store.append(key(session="nan"), [{"type": "x", "n": float("nan")}])  # type: ignore[typeddict-unknown-key]
         assert await store.load(key(session="nan")) is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_long_batch_that_failed_in_its_middle_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool) -> None:
+    entries: list[Any] = [{"type": "note", "n": i} if i % 3 else said(f"u{i}", None, f"message {i}") for i in range(1200)]
+    commits, commit = 0, AsyncSession.commit
+
+    async def failing(self: AsyncSession, *args: Any, **kw: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        result = None if commits == 2 and answered else await commit(self, *args, **kw)
+        if commits == 2:
+            raise UnavailableError("no room", {}) if answered else ConnectionResetError("no answer")
+        return result
+
+    monkeypatch.setattr(AsyncSession, "commit", failing)
+    async with opened(tmp_path) as db:
+        store, k = TurnstoneSessionStore(db), key()
+        with pytest.raises((UnavailableError, ConnectionResetError)):
+            await store.append(k, entries)
+        await store.append(k, entries)
+        assert await store.load(k) == entries
+        await store.append(k, entries[1:2])  # That is another batch.
+        assert await store.load(k) == entries + entries[1:2]
 
 
 @pytest.mark.asyncio

@@ -16,14 +16,19 @@ export const maxId = 512;
 /** How many sessions or records a page has at most. */
 export const maxPage = 1000;
 
-/**
- * Returns the id of a session or a group: a root, and names of any content. One that would be too long ends with a hash in place of what does not fit.
- */
+/** Returns the id of a session or a group: a root, and names of any content. The store refuses one that is longer than maxId. */
 export function join(root: string, ...names: string[]): string {
-	const id = [root, ...names.map((n) => n.replaceAll("%", "%25").replaceAll("/", "%2F"))].join("/");
-	const content = Buffer.from(id);
-	if (content.length <= maxId) return id;
-	return `${new TextDecoder().decode(whole(content.subarray(0, maxId - 65)))}~${createHash("sha256").update(content).digest("hex")}`;
+	return [root, ...names.map((n) => n.replaceAll("%", "%25").replaceAll("/", "%2F"))].join("/");
+}
+
+/**
+ * Returns text that has so many bytes at most: the same, or its beginning and a hash. It is for names of any length; what was shortened has to be kept elsewhere
+ * if it is to be given back.
+ */
+export function short(text: string, most = maxId): string {
+	const content = Buffer.from(text);
+	if (content.length <= most && !/~[0-9a-f]{64}$/.test(text)) return text;
+	return `${new TextDecoder().decode(whole(content.subarray(0, Math.max(0, most - 65))))}~${createHash("sha256").update(content).digest("hex")}`;
 }
 
 /** Returns text without a character that is cut in two at its end. */
@@ -63,8 +68,8 @@ export async function listed(client: Client, chosen: Omit<ListOptions, "after" |
 		more = false;
 		for (let after: string | undefined; ; ) {
 			const page = await client.list({ ...chosen, limit: maxPage, ...(after ? { after } : {}) });
-			const fresh = page.sessions.some((i) => !seen.has(i.incarnation));
-			for (const i of page.sessions) seen.set(i.incarnation, i);
+			const fresh = page.sessions.some((i) => !seen.has(i.id));
+			for (const i of page.sessions) seen.set(i.id, i);
 			after = page.next;
 			more ||= fresh && Boolean(after);
 			if (!after || (!fresh && !first)) break;

@@ -22,9 +22,9 @@ import {
 	type SessionStoreEntry,
 	type SessionSummaryEntry,
 } from "@anthropic-ai/claude-agent-sdk";
-import { gone, join, listed, maxPage, outcomeUnknown } from "./adapter.ts";
+import { gone, join, listed, maxPage, outcomeUnknown, short } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
-import { ConflictError } from "./errors.ts";
+import { ConflictError, TurnConflictError } from "./errors.ts";
 import type { Create, Info, NewNode, Usage } from "./types.ts";
 
 // Labels. Those with a dot are for people; by the others sessions are found.
@@ -36,6 +36,7 @@ const summaryKey = "claude.summary-js/"; // and the project: the key of a record
 const stampKey = ".import.stamp"; // a record of a session that an import has read from its file
 
 const atOnce = 500; // lines of a commit
+const maxModel = 128; // bytes of the name of a model
 const bytesAtOnce = 4 << 20; // of these
 const maxKnown = 256; // transcripts that are remembered
 const uuidForm = /^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$/;
@@ -61,22 +62,35 @@ export class TurnstoneSessionStore implements SessionStore {
 		const lines = entries.map((e) => new Line(e as Entry));
 		const t = this.#transcript(key);
 		await t.alone(async () => {
-			for (const some of parts(lines)) await this.#append(t, some);
+			const digest = createHash("sha256")
+				.update(lines.map((l) => l.payload).join("\n"))
+				.digest("hex");
+			let { stored, turn } = t.failed?.digest === digest ? t.failed : { stored: 0, turn: "" };
+			t.failed = undefined;
+			for (const some of parts(lines).slice(stored)) {
+				turn ||= randomBytes(16).toString("hex");
+				try {
+					await this.#append(t, some, turn);
+				} catch (e) {
+					const unknown = outcomeUnknown(e);
+					if (stored > 0 || unknown) t.failed = { digest, stored, turn: unknown ? turn : "" }; // If it is appended again, it is stored once.
+					throw e;
+				}
+				stored++;
+				turn = "";
+			}
 		});
 	}
 
-	async #append(t: Transcript, lines: Line[]): Promise<void> {
-		const digest = lines.map((l) => l.payload).join("\n");
-		const turn = t.unknown?.digest === digest ? t.unknown.turn : randomBytes(16).toString("hex");
-		t.unknown = undefined;
+	async #append(t: Transcript, lines: Line[], turn: string): Promise<void> {
 		for (;;) {
 			try {
 				const stands = t.stands ?? (await this.#begin(t));
 				return await this.#commit(t, stands, lines, turn);
 			} catch (e) {
 				t.stands = undefined;
+				if (e instanceof TurnConflictError) return; // It is stored, with entries that are now found there.
 				if ((e instanceof ConflictError && !e.outcomeUnknown) || gone(e)) continue; // Somebody else has appended, or deleted the session: it is read again.
-				if (outcomeUnknown(e)) t.unknown = { digest, turn }; // If it is appended again, it is stored once.
 				throw e;
 			}
 		}
@@ -135,9 +149,9 @@ export class TurnstoneSessionStore implements SessionStore {
 		const t = this.#known.get(k) ?? new Transcript(key.projectKey, key.sessionId, key.subpath ?? "");
 		this.#known.delete(k);
 		this.#known.set(k, t);
-		for (const [other, { busy, unknown }] of this.#known) {
+		for (const [other, { busy, failed }] of this.#known) {
 			if (this.#known.size <= maxKnown) break;
-			if (other !== k && busy === 0 && !unknown) this.#known.delete(other);
+			if (other !== k && busy === 0 && !failed) this.#known.delete(other);
 		}
 		return t;
 	}
@@ -209,9 +223,18 @@ export class TurnstoneSessionStore implements SessionStore {
 			for (const r of page.records) {
 				const info = r.key === key ? sessions.get(r.session) : undefined;
 				if (!info) continue;
-				const { revision, data } = JSON.parse(r.value.toString());
+				let revision: unknown;
+				let data: unknown;
+				try {
+					({ revision, data } = JSON.parse(r.value.toString()));
+				} catch {} // Somebody else has written it.
+				if (typeof data !== "object" || !data) continue;
 				// Otherwise an import has read more of the file, or another language has appended.
-				out.push({ sessionId: sessionOf(info), mtime: Date.parse(revision === info.revision ? info.updated : r.time), data });
+				out.push({
+					sessionId: sessionOf(info),
+					mtime: Date.parse(revision === info.revision ? info.updated : r.time),
+					data: data as SessionSummaryEntry["data"],
+				});
 			}
 			if (!page.next) return out;
 			after = page.next;
@@ -264,8 +287,8 @@ class Transcript {
 	readonly subpath: string;
 	/** What is known of its session. */
 	stands: Standing | undefined;
-	/** Lines of which it is not known whether they are stored, and their turn. */
-	unknown: { digest: string; turn: string } | undefined;
+	/** The hash of a batch, how many parts of it are stored, and the turn of the next if that may be. */
+	failed: { digest: string; stored: number; turn: string } | undefined;
 	/** How many calls wait for it or work on it. */
 	busy = 0;
 	#last: Promise<unknown> = Promise.resolve();
@@ -295,9 +318,9 @@ class Transcript {
 
 	/** Returns the ids that the session may have. */
 	ids(): string[] {
-		const apart = join("claude-agent", this.project, this.session);
+		const apart = short(join("claude-agent", this.project, this.session));
 		const mains = uuidForm.test(this.session) ? [this.session, apart] : [apart];
-		return this.subpath ? mains.map((m) => join(m, this.agent || this.subpath)) : mains;
+		return this.subpath ? mains.map((m) => short(join(m, this.agent || this.subpath))) : mains;
 	}
 
 	/** Returns the identity that an import of the transcript's file has. */
@@ -367,12 +390,7 @@ class Standing {
 		for (const name of ["customTitle", "aiTitle", "firstPrompt"]) {
 			const text = this.summary[name];
 			const tidy = typeof text === "string" ? text.split(/\s+/).filter(Boolean).join(" ") : "";
-			if (tidy)
-				return tidy
-					.toWellFormed()
-					.slice(0, 80)
-					.toWellFormed()
-					.replace(/\ufffd$/, "");
+			if (tidy) return cut(tidy, 80);
 		}
 		return "";
 	}
@@ -394,7 +412,8 @@ class Standing {
 		if (line.entry.type !== "assistant" || typeof message?.usage !== "object" || !message.usage) return [];
 		const given = message.usage;
 		const n = (name: string) => (Number.isSafeInteger(given[name]) && (given[name] as number) > 0 ? (given[name] as number) : 0);
-		if (typeof message.model === "string" && message.model !== "<synthetic>") this.#lastModel = message.model || this.#lastModel;
+		const model = typeof message.model === "string" && message.model !== "<synthetic>" ? cut(message.model, maxModel) : "";
+		this.#lastModel = model || this.#lastModel;
 		const [read, written] = [n("cache_read_input_tokens"), n("cache_creation_input_tokens")];
 		const all: Tokens = [n("input_tokens") + read + written, n("output_tokens"), read, written];
 		const response = String(message.id ?? "");
@@ -402,8 +421,7 @@ class Standing {
 		if (response) this.#counted.set(response, all.map((v, i) => Math.max(v, had[i] as number)) as Tokens);
 		const [input, output, cachedInput, cacheWrite] = all.map((v, i) => Math.max(0, v - (had[i] as number))) as Tokens;
 		if (input + output + cachedInput + cacheWrite === 0) return [];
-		const model = typeof message.model === "string" && message.model !== "<synthetic>" && message.model ? message.model : this.#lastModel;
-		return [{ model, input, output, cachedInput, cacheWrite }];
+		return [{ model: this.#lastModel, input, output, cachedInput, cacheWrite }];
 	}
 }
 
@@ -424,10 +442,7 @@ class Line {
 		const { uuid, parentUuid, type, isMeta } = entry;
 		this.uuid = typeof uuid === "string" && !uuid.includes("~") && Buffer.byteLength(uuid) <= 400 ? uuid : "";
 		this.parent = typeof parentUuid === "string" ? parentUuid : "";
-		this.kind =
-			type === "user" && isMeta === true
-				? "meta"
-				: [...String(type || "event").toWellFormed()].reduce((k, c) => (Buffer.byteLength(k + c) <= 64 ? k + c : k), "");
+		this.kind = type === "user" && isMeta === true ? "meta" : cut(String(type || "event"), 64);
 		const content = (entry.message as { content?: unknown } | undefined)?.content;
 		this.turn = this.kind === "user" && !(Array.isArray(content) && content.some((b) => b?.type === "tool_result"));
 	}
@@ -467,6 +482,18 @@ function order(n: number, layout: Buffer | undefined): number[] {
 	if (!file.order) return all;
 	const [placed, more] = [new Set(file.order), new Set(file.more)];
 	return [...file.order.filter((i) => i < n), ...all.filter((i) => !placed.has(i) && (more.has(i) || i >= (file.nodes ?? 0)))];
+}
+
+/** Returns the characters of a text that have so many bytes at most. */
+function cut(text: string, most: number): string {
+	let end = 0;
+	let n = 0;
+	for (const c of text.toWellFormed()) {
+		n += Buffer.byteLength(c);
+		if (n > most) break;
+		end += c.length;
+	}
+	return text.toWellFormed().slice(0, end);
 }
 
 function customOf(info: Info): { project?: string; session?: string; subpath?: string } {

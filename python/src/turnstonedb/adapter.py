@@ -27,12 +27,19 @@ MAX_PAGE = 1000
 
 
 def join(root: str, *names: str) -> str:
-    """Returns the id of a session or a group: a root, and names of any content. One that would be too long ends with a hash in place of what does not fit."""
-    id = "/".join((root, *(n.replace("%", "%25").replace("/", "%2F") for n in names)))
-    content = id.encode("utf-8", "surrogatepass")
-    if len(content) <= MAX_ID:
-        return id
-    return content[: MAX_ID - 65].decode(errors="ignore") + "~" + hashlib.sha256(content).hexdigest()
+    """Returns the id of a session or a group: a root, and names of any content. The store refuses one that is longer than MAX_ID."""
+    return "/".join((root, *(n.replace("%", "%25").replace("/", "%2F") for n in names)))
+
+
+def short(text: str, most: int = MAX_ID) -> str:
+    """Returns text that has `most` bytes at most: the same, or its beginning and a hash.
+
+    It is for names of any length; what was shortened has to be kept elsewhere if it is to be given back.
+    """
+    content = text.encode("utf-8", "surrogatepass")
+    if len(content) <= most and not re.search("~[0-9a-f]{64}$", text):
+        return text
+    return content[: max(0, most - 65)].decode(errors="ignore") + "~" + hashlib.sha256(content).hexdigest()
 
 
 def names(id: str) -> list[str]:
@@ -80,8 +87,8 @@ def _listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Inf
         more, after = False, ""
         while True:
             page = yield {"after": after, "limit": MAX_PAGE, **chosen}
-            fresh = any(i.incarnation not in seen for i in page.sessions)
-            seen.update((i.incarnation, i) for i in page.sessions)
+            fresh = any(i.id not in seen for i in page.sessions)
+            seen.update((i.id, i) for i in page.sessions)
             more = more or (fresh and page.next != "")
             after = page.next
             if not after or (not fresh and not first):

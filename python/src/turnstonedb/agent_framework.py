@@ -41,7 +41,7 @@ class TurnstoneHistory(HistoryProvider):
         self._client = client
 
     def _id(self, session_id: str | None) -> str:
-        return adapter.join(_ROOT, self.source_id, session_id or "default")
+        return adapter.short(adapter.join(_ROOT, self.source_id, session_id or "default"))
 
     async def get_messages(self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any) -> list[Message]:
         """Returns the messages of a session: none if there is none."""
@@ -85,7 +85,7 @@ class TurnstoneCheckpoints:
             raise WorkflowCheckpointException(f"Checkpoint {checkpoint.checkpoint_id} can't be encoded or restored.") from e
         turn, key = secrets.token_hex(16), _key(checkpoint.checkpoint_id)
         while True:
-            session, _ = await self._client.create(adapter.join(_CHECKPOINTS, checkpoint.workflow_name), group=_CHECKPOINTS)
+            session, _ = await self._client.create(adapter.short(adapter.join(_CHECKPOINTS, checkpoint.workflow_name)), group=_CHECKPOINTS)
             try:
                 revision = (await session.info()).revision
                 place = {"id": checkpoint.checkpoint_id, "revision": revision + 1, "timestamp": checkpoint.timestamp}
@@ -124,7 +124,7 @@ class TurnstoneCheckpoints:
     async def _of(self, workflow_name: str) -> tuple[AsyncSession, list[dict[str, Any]]] | None:
         """Returns the session of a workflow, and what the records of its checkpoints say, in the order of their commits."""
         try:
-            session = await self._client.session(adapter.join(_CHECKPOINTS, workflow_name))
+            session = await self._client.session(adapter.short(adapter.join(_CHECKPOINTS, workflow_name)))
             places = [json.loads(r.value) for r in await adapter.records(session, _KEY)]
         except NotFoundError as e:
             if adapter.gone(e):
@@ -167,7 +167,7 @@ class TurnstoneCheckpoints:
 
 
 def _key(id: str) -> str:
-    return _KEY + adapter.join("", id)[1:]
+    return _KEY + adapter.short(adapter.join("", id)[1:], 200)
 
 
 def _json(value: Any) -> bytes:

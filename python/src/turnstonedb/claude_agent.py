@@ -29,7 +29,7 @@ from claude_agent_sdk import SessionKey, SessionListSubkeysKey, SessionStore, Se
 
 from . import adapter
 from ._async import AsyncClient, AsyncSession
-from .errors import ConflictError
+from .errors import ConflictError, TurnConflictError
 from .types import Info, NewNode, RecordChange, Usage
 
 # Labels. Those with a dot are for people; by the others sessions are found.
@@ -42,6 +42,7 @@ _STAMP = ".import.stamp"  # a record of a session that an import has read from i
 
 _AT_ONCE = 500  # lines of a commit
 _BYTES_AT_ONCE = 4 << 20  # of these
+_MODEL = 128  # bytes of the name of a model
 _KNOWN = 256  # transcripts that are remembered
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -65,13 +66,21 @@ class TurnstoneSessionStore(SessionStore):
         lines = [_Line(e) for e in entries]
         t = self._transcript(key)
         async with t.lock:
-            for some in _parts(lines):
-                await self._append(t, some)
+            digest = hashlib.sha256(b"\n".join(line.payload for line in lines)).digest()
+            stored, turn = t.failed[1:] if t.failed and t.failed[0] == digest else (0, "")
+            t.failed = None
+            for i, some in enumerate(_parts(lines)[stored:], stored):
+                turn = turn or secrets.token_hex(16)
+                try:
+                    await self._append(t, some, turn)
+                except BaseException as e:
+                    unknown = adapter.outcome_unknown(e)
+                    if i or unknown:
+                        t.failed = (digest, i, turn if unknown else "")  # If it is appended again, it is stored once.
+                    raise
+                turn = ""
 
-    async def _append(self, t: _Transcript, lines: list[_Line]) -> None:
-        digest = [line.text for line in lines]
-        turn = t.unknown[1] if t.unknown and t.unknown[0] == digest else secrets.token_hex(16)
-        t.unknown = None
+    async def _append(self, t: _Transcript, lines: list[_Line], turn: str) -> None:
         while True:
             try:
                 if t.handle is None:
@@ -81,10 +90,10 @@ class TurnstoneSessionStore(SessionStore):
             except BaseException as e:
                 again = (isinstance(e, ConflictError) and not e.outcome_unknown) or adapter.gone(e)
                 t.forget()
+                if isinstance(e, TurnConflictError):
+                    return  # It is stored, with entries that are now found there.
                 if again:
                     continue  # Somebody else has appended, or deleted the session: it is read again.
-                if adapter.outcome_unknown(e):
-                    t.unknown = (digest, turn)  # If it is appended again, it is stored once.
                 raise
 
     async def _begin(self, t: _Transcript) -> None:
@@ -157,7 +166,7 @@ class TurnstoneSessionStore(SessionStore):
         for other in list(self._known):
             if len(self._known) <= _KNOWN:
                 break
-            if not self._known[other].lock.locked() and not self._known[other].unknown:
+            if not self._known[other].lock.locked() and not self._known[other].failed:
                 del self._known[other]
         return t
 
@@ -226,9 +235,13 @@ class TurnstoneSessionStore(SessionStore):
             page = await self._client.records(key, after=after, limit=adapter.MAX_PAGE)
             for r in page.records:
                 if r.key == key and (info := sessions.get(r.session)):
-                    summary = json.loads(r.value)
-                    current = summary["revision"] == info.revision  # else an import has read more of the file
-                    out.append({"session_id": _session(info), "mtime": _milliseconds(info.updated if current else r.time), "data": summary["data"]})
+                    try:
+                        summary = json.loads(r.value)
+                        current = summary["revision"] == info.revision  # else an import has read more of the file
+                        data = dict(summary["data"])
+                    except (ValueError, TypeError, KeyError):
+                        continue  # Somebody else has written it.
+                    out.append({"session_id": _session(info), "mtime": _milliseconds(info.updated if current else r.time), "data": data})
             after = page.next
             if not after:
                 return out
@@ -277,7 +290,7 @@ class _Transcript:
     session: str
     subpath: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    unknown: tuple[list[str], str] | None = None  # lines of which it is not known whether they are stored, and their turn
+    failed: tuple[bytes, int, str] | None = None  # the hash of a batch, how many parts of it are stored, and the turn of the next if that may be
 
     handle: AsyncSession | None = None  # None if nothing is known
     revision: int = 0
@@ -309,11 +322,11 @@ class _Transcript:
 
     def ids(self) -> list[str]:
         """Returns the ids that the session may have."""
-        apart = adapter.join("claude-agent", self.project, self.session)
+        apart = adapter.short(adapter.join("claude-agent", self.project, self.session))
         mains = [self.session, apart] if _UUID.fullmatch(self.session) else [apart]
         if not self.subpath:
             return mains
-        return [adapter.join(m, self.agent() or self.subpath) for m in mains]
+        return [adapter.short(adapter.join(m, self.agent() or self.subpath)) for m in mains]
 
     def identity(self) -> str:
         """Returns the identity that an import of the transcript's file has."""
@@ -349,7 +362,7 @@ class _Transcript:
     def title(self) -> str:
         for name in ("custom_title", "ai_title", "first_prompt"):
             if isinstance(text := self.summary.get(name), str) and text.strip():
-                return " ".join(text.split()).encode("utf-8", "replace")[:80].decode(errors="ignore")
+                return _cut(" ".join(text.split()), 80)
         return ""
 
     def count(self, line: _Line) -> list[Usage]:
@@ -358,11 +371,11 @@ class _Transcript:
         given = message.get("usage") if isinstance(message, dict) and line.entry.get("type") == "assistant" else None
         if not isinstance(message, dict) or not isinstance(given, dict):
             return []
-        model = str(message.get("model") or "")
+        model = _cut(str(message.get("model") or ""), _MODEL)
         if model == "<synthetic>":
             model = ""
         self.last_model = model or self.last_model
-        n = {k: v for k, v in given.items() if isinstance(v, int) and v > 0}
+        n = {k: v for k, v in given.items() if isinstance(v, int) and 0 < v < 1 << 53}
         read, written = n.get("cache_read_input_tokens", 0), n.get("cache_creation_input_tokens", 0)
         u = Usage(model or self.last_model, n.get("input_tokens", 0) + read + written, n.get("output_tokens", 0), read, written)
         response = str(message.get("id") or "")
@@ -385,7 +398,7 @@ class _Line:
         self.uuid = uuid if isinstance(uuid, str) and "~" not in uuid and len(uuid.encode("utf-8", "replace")) <= 400 else ""
         self.parent = parent if isinstance(parent, str) else ""
         kind = str(entry.get("type") or "event")
-        self.kind = "meta" if kind == "user" and entry.get("isMeta") is True else kind.encode("utf-8", "replace")[:64].decode(errors="ignore")
+        self.kind = "meta" if kind == "user" and entry.get("isMeta") is True else _cut(kind, 64)
         self.turn = self.kind == "user" and not _has_result(entry)
 
     @classmethod
@@ -424,6 +437,10 @@ def _order(n: int, layout: bytes | None) -> list[int]:
         return list(range(n))
     rest = sorted({*file.get("more", ()), *range(file.get("nodes", 0), n)} - set(order))
     return [i for i in (*order, *rest) if i < n]
+
+
+def _cut(text: str, most: int) -> str:
+    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
 
 
 def _custom(info: Info) -> dict[str, Any]:

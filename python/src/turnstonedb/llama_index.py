@@ -47,7 +47,7 @@ class TurnstoneChatStore(BaseChatStore):
         """Makes a call of the session of a key, again if somebody else has changed it. Returns None if there is none."""
         while True:
             try:
-                return call(self._client.session(adapter.join(_ROOT, key)))
+                return call(self._client.session(_id(key)))
             except ConflictError as e:
                 if e.outcome_unknown:
                     raise
@@ -58,7 +58,7 @@ class TurnstoneChatStore(BaseChatStore):
 
     def set_messages(self, key: str, messages: list[ChatMessage]) -> None:
         """Makes messages all that a key has."""
-        self._client.save(adapter.join(_ROOT, key), [Message(_kind(m), _payload(m)) for m in messages], group=_ROOT, custom={"key": key}, turn=secrets.token_hex(16))
+        self._client.save(_id(key), [Message(_kind(m), _payload(m)) for m in messages], group=_ROOT, custom={"key": key}, turn=secrets.token_hex(16))
 
     def get_messages(self, key: str) -> list[ChatMessage]:
         """Returns the messages of a key: none if there is none."""
@@ -67,7 +67,7 @@ class TurnstoneChatStore(BaseChatStore):
     def add_message(self, key: str, message: ChatMessage) -> None:
         """Adds a message at the end."""
         commit = Commit("any", [NewNode(_kind(message), _payload(message))], secrets.token_hex(16))
-        self._client.commit_all(self._client.first_turn(adapter.join(_ROOT, key), commit, group=_ROOT, custom={"key": key}))
+        self._client.commit_all(self._client.first_turn(_id(key), commit, group=_ROOT, custom={"key": key}))
 
     def delete_messages(self, key: str) -> list[ChatMessage] | None:
         """Deletes a key, and returns what it had."""
@@ -103,9 +103,13 @@ class TurnstoneChatStore(BaseChatStore):
         out = []
         for i in adapter.listed_at_once(self._client, group=_ROOT):
             key = i.custom.get("key") if isinstance(i.custom, dict) else None
-            if isinstance(key, str) and adapter.join(_ROOT, key) == i.id:  # Somebody else may put sessions into the group.
+            if isinstance(key, str) and _id(key) == i.id:  # Somebody else may put sessions into the group.
                 out.append(key)
         return out
+
+
+def _id(key: str) -> str:
+    return adapter.short(adapter.join(_ROOT, key))
 
 
 def _messages(session: Session) -> list[ChatMessage]:
