@@ -63,7 +63,7 @@ func (m *Memory) AddSessionToMemory(ctx context.Context, s session.Session) erro
 		if err != nil {
 			return fmt.Errorf("adk: event %q: %w", e.ID, err)
 		}
-		nodes = append(nodes, turnstone.NewNode{Kind: "memory", Key: adapter.Join("event", s.ID(), e.ID), Payload: payload})
+		nodes = append(nodes, turnstone.NewNode{Kind: "memory", Key: adapter.Short(adapter.Join("event", s.ID(), e.ID), turnstone.MaxEventKey), Payload: payload})
 	}
 	if len(nodes) == 0 {
 		return nil

@@ -234,3 +234,44 @@ async def test_memory_finds_what_that_in_memory_finds(tmp_path: Path) -> None:
             texts = [[m.content.parts[0].text for m in f] for f in found]
             assert texts[0] == texts[1], query
         assert (await ours.search_memory(app_name="a", user_id="other", query="kyoto")).memories == []
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_was_made_again_is_another(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        a, b = TurnstoneSessions(db), TurnstoneSessions(db)
+        of = {"app_name": "a", "user_id": "u"}
+        for delta in ({}, {"k": 1}):
+            read = await a.create_session(session_id="s", **of)
+            await b.delete_session(session_id="s", **of)
+            await b.create_session(session_id="s", **of)
+            with pytest.raises(StaleSessionError):
+                await a.append_event(read, said("user", "late", 1.0, **delta))
+            there = await a.get_session(session_id="s", **of)
+            assert there is not None and not there.events and not there.state
+            await a.append_event(there, said("user", "now", 2.0, **delta))
+            await a.delete_session(session_id=" s ", **of)
+            assert await a.get_session(session_id="s", **of) is None
+
+
+@pytest.mark.asyncio
+async def test_state_keeps_the_types_that_go_has_stored(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        sessions = TurnstoneSessions(db)
+        s = await sessions.create_session(app_name="a", user_id="u", session_id="s")
+        typed = {"k": {"$type": "int64", "value": 5}, "big": 12345678901234567890123}
+        handle = await db.session("adk/a/u/s")
+        await handle.commit([], expected=1, turn="t", checkpoint={"state": json.dumps(typed).encode()})
+        s = await sessions.get_session(app_name="a", user_id="u", session_id="s")  # type: ignore[assignment]
+        await sessions.append_event(s, said("user", "text", 1.0, other=1.5))
+        stored = await (await db.session("adk/a/u/s")).checkpoint()
+        assert json.loads(stored["state"]) == {**typed, "other": 1.5}
+
+
+@pytest.mark.asyncio
+async def test_an_artifact_belongs_to_a_session_or_a_user(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        artifacts = TurnstoneArtifacts(db)
+        with pytest.raises(ValueError, match="no session"):
+            await artifacts.save_artifact(app_name="a", user_id="u", filename="f", artifact=types.Part(text="x"))
+        assert await artifacts.save_artifact(app_name="a", user_id="u", filename="user:f", artifact=types.Part(text="x")) == 0

@@ -27,6 +27,7 @@ from typing import Any
 
 from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArtifactService, ensure_part
 from google.adk.errors import already_exists_error, session_not_found_error
+from google.adk.errors.input_validation_error import InputValidationError
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
 from google.adk.memory.memory_entry import MemoryEntry
@@ -78,7 +79,8 @@ class TurnstoneSessions(BaseSessionService):
                 raise
             raise already_exists_error.AlreadyExistsError(f"Session with id {id} already exists.") from e
         out = Session(app_name=app_name, user_id=user_id, id=id, last_update_time=time.time())
-        out._storage_update_marker = str(results[0].revision)
+        handle = await self._client.session(adapter.join(_ROOT, app_name, user_id, id))
+        out._storage_update_marker = _marker(handle, results[0].revision)
         out.state = await self._shown(app_name, user_id, own)
         return out
 
@@ -111,9 +113,9 @@ class TurnstoneSessions(BaseSessionService):
             events = [e for e in events if e.timestamp >= since]
         if last is not None:
             events = events[len(events) - min(last, len(events)) :]
-        own = _own(state)
+        own = {k: adapter.unmarshal(json.dumps(v)) for k, v in _own(state).items()}
         out = Session(app_name=app, user_id=user, id=id, events=events, last_update_time=updated)
-        out._storage_update_marker = str(state.revision)
+        out._storage_update_marker = _marker(handle, state.revision)
         out.state = await self._shown(app, user, own, shared)
         return out
 
@@ -147,9 +149,17 @@ class TurnstoneSessions(BaseSessionService):
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Deletes a session and its artifacts. The state and the artifacts of its user stay."""
-        for id in dict.fromkeys((session_id, session_id.strip())):
+        for id in dict.fromkeys((session_id, session_id.strip())):  # As in get_session, the first that is there.
+            try:
+                await self._client.session(adapter.join(_ROOT, app_name, user_id, id))
+            except NotFoundError as e:
+                if not adapter.gone(e):
+                    raise
+                if id != session_id.strip():
+                    continue
             for root in (_ARTIFACTS, _ROOT):  # The session is deleted last, so that it is in lists as long as anything is left of it.
                 await self._client.delete(adapter.join(root, app_name, user_id, id))
+            return
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Returns the state of a user, without prefixes."""
@@ -163,7 +173,7 @@ class TurnstoneSessions(BaseSessionService):
         event = self._trim_temp_delta_state(event)
         app, user, own, stored = _deltas(event.actions.state_delta if event.actions else {})
         handle, revision, before = await self._standing(session, bool(own))
-        checkpoint = {_STATE: _object({**before, **own})} if own else {}
+        checkpoint = {_STATE: _object(own, before)} if own else {}
         if event.timestamp > time.time() + _SKEW / 2:
             checkpoint[_LATE] = b""
         node = NewNode(_kind(event), payload_of(event, stored))
@@ -180,7 +190,7 @@ class TurnstoneSessions(BaseSessionService):
             raise
         if results[0].revision != revision + 1:  # It was appended before.
             return event
-        session._storage_update_marker = str(results[0].revision)
+        session._storage_update_marker = _marker(handle, results[0].revision)
         session.last_update_time = event.timestamp
         return self._commit_event_to_session(session, event)
 
@@ -188,19 +198,29 @@ class TurnstoneSessions(BaseSessionService):
         """Returns the handle and the revision of a session, and its own state as it is stored, if that is wanted."""
         try:
             handle = await self._client.session(adapter.join(_ROOT, session.app_name, session.user_id, session.id))
-            if session._storage_update_marker and not with_state:
-                return handle, int(session._storage_update_marker), {}
+            marker, read = session._storage_update_marker, 0
+            if marker:
+                read = int(marker.rpartition(" ")[2])
+                if marker != _marker(handle, read):
+                    raise StaleSessionError(f"Session {session.id} was deleted since it was read, and there is another of that id: read it again.")
+                if not with_state:
+                    return handle, read, {}
             state = await handle.load(last=1, parts=[_STATE])
         except NotFoundError as e:
             if adapter.gone(e):
                 raise session_not_found_error.SessionNotFoundError(f"Session {session.id} not found.") from e
             raise
-        return handle, int(session._storage_update_marker or state.revision), _own(state)
+        return handle, read if marker else state.revision, _own(state)
 
 
 def _own(state: LoadedState) -> dict[str, Any]:
-    """Returns the state of a session itself."""
-    return {k: adapter.unmarshal(json.dumps(v)) for k, v in json.loads(state.contents.get(_STATE, b"{}")).items()}
+    """Returns the state of a session itself, as it is stored."""
+    return dict(json.loads(state.contents.get(_STATE, b"{}")))
+
+
+def _marker(handle: AsyncSession, revision: int) -> str:
+    """Returns what says of a session that was read which one it is, and its revision."""
+    return f"{handle._target['incarnation']} {revision}"
 
 
 def _deltas(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -230,9 +250,10 @@ def _shared(app_name: str, user_id: str, app: Mapping[str, Any], user: Mapping[s
     }
 
 
-def _object(values: Mapping[str, Any]) -> bytes:
-    """Returns a JSON object of values as they are stored."""
-    return b"{" + b",".join(json.dumps(k, ensure_ascii=False).encode() + b":" + adapter.marshal(v) for k, v in sorted(values.items())) + b"}"
+def _object(values: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> bytes:
+    """Returns a JSON object of values as they are stored, with others that are kept as they were stored before."""
+    stored = {**(before or {}), **{k: json.loads(adapter.marshal(v)) for k, v in values.items()}}
+    return json.dumps(stored, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
 # Events. In Go a time is text and bytes are in base64 with "+" and "/"; in Python a time is a number, and bytes have "-" and "_".
@@ -310,7 +331,7 @@ def _usage(event: Event) -> list[Usage]:
         return []
     n = [max(0, v or 0) for v in (u.prompt_token_count, u.candidates_token_count, u.thoughts_token_count, u.cached_content_token_count)]
     model = event.model_version or ""
-    return [Usage(model if model and len(model.encode()) <= 256 else "unknown", n[0], n[1] + n[2], n[3], 0, n[2])]
+    return [Usage(model if model and len(model.encode()) <= 128 else "unknown", n[0], n[1] + n[2], n[3], 0, n[2])]
 
 
 # Artifacts
@@ -336,6 +357,8 @@ class TurnstoneArtifacts(BaseArtifactService):
     ) -> int:  # fmt: skip
         """Stores the next version of an artifact, and returns its number."""
         part = ensure_part(artifact)
+        if session_id is None and not filename.startswith("user:"):
+            raise InputValidationError(f"Artifact {filename!r} belongs to a session, and no session was given.")
         place = self._place(app_name, user_id, session_id, filename)
         # Reading an artifact changes nothing in this session: otherwise a prune could take it for inactive.
         handle, _ = await self._client.create(place, group=adapter.join(_ARTIFACTS, app_name, user_id), retention="all")
@@ -515,7 +538,7 @@ class TurnstoneMemory(BaseMemoryService):
         self, *, app_name: str, user_id: str, events: Sequence[Event], session_id: str | None = None, custom_metadata: Mapping[str, object] | None = None
     ) -> None:
         """Adds events that have content."""
-        wanted = {adapter.join("event", session_id or "", e.id): e for e in events if e.content and e.content.parts}
+        wanted = {adapter.short(adapter.join("event", session_id or "", e.id)): e for e in events if e.content and e.content.parts}
         keys = list(wanted)
         if not keys:
             return
