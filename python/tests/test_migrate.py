@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from agents import SQLiteSession
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
@@ -166,6 +167,56 @@ def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
             client.vacuum()
         sizes = [sum(f.stat().st_blocks * 512 for f in files) for files in (tmp_path.glob("db*"), (tmp_path / "s").rglob("*.*"))]
         print(f"{killed} kills; on disk {sizes[0]} bytes of SQLite, {sizes[1]} of the store")
+
+
+@pytest.mark.parametrize("own_tables", [True, False])
+def test_writes_that_are_added_and_replaced_are_brought(tmp_path: Path, own_tables: bool) -> None:
+    with sqlite(tmp_path / "db") as made, store(tmp_path / "s") as client:
+        source = made if own_tables else InMemorySaver()
+        c = empty_checkpoint()
+        at = source.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, c, {}, {})
+        for channel, value in (("a", 1), ("__interrupt__", "first"), ("__interrupt__", "other"), ("__resume__", 2)):
+            source.put_writes(at, [(channel, value)], "task")
+            assert not langgraph(source, client).different
+            assert held(TurnstoneSaver(client)) == held(source)
+        assert langgraph(source, client).unchanged == 1
+
+
+def test_threads_with_long_names_are_deleted_one_by_one(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        names = ["é" * 100 + end for end in ("a", "b")]
+        for name in names:
+            old.put({"configurable": {"thread_id": name, "checkpoint_ns": ""}}, empty_checkpoint(), {}, {})
+        saver = MigratingSaver(client, old)
+        saver.delete_thread(names[0])
+        assert [saver.get_tuple({"configurable": {"thread_id": n}}) is None for n in names] == [True, False]
+
+
+def test_what_changes_threads_brings_them_first(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(4))
+        configs: list[Any] = [{"configurable": {"thread_id": f"t/{i} é"}} for i in range(4)]
+        of = [len(list(old.list(c))) for c in configs]
+        saver = MigratingSaver(client, old)
+        saver.copy_thread("t/0 é", "copy")
+        assert len(list(saver.list({"configurable": {"thread_id": "copy"}}))) == of[0]
+        saver.prune(["t/1 é"])
+        asyncio.run(saver.aprune(["t/2 é"], strategy="delete"))
+        assert len(list(saver.list(configs[1]))) == 1
+        other = MigratingSaver(client, old)
+        assert other.get_tuple(configs[2]) is None
+        assert len(list(other.list(configs[3]))) == of[3]
+        langgraph(old, client)
+        assert [len(list(TurnstoneSaver(client).list(c))) for c in configs] == [of[0], 1, 0, of[3]]
+
+
+def test_a_host_that_goes_over_has_what_came_since_the_migration(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(2))
+        langgraph(old, client)
+        config = {"configurable": {"thread_id": "t/1 é"}}
+        graph(old).invoke(Command(resume="since"), config)
+        assert MigratingSaver(client, old).get_tuple(config) == old.get_tuple(config)
 
 
 def test_a_host_goes_over_without_a_pause(tmp_path: Path) -> None:

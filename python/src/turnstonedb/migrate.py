@@ -5,7 +5,8 @@
     python -m turnstonedb.migrate agents sqlite:sessions.db --store ./data
 
 What was brought is read again, and compared with the source. A migration that was cut off goes on where it was, and one that is made again brings what has come since:
-make it while the host runs, stop the host, and make it again, which is quick. The source is only read. `--dry-run` says what there is to do.
+make it while the host runs, stop the host, and make it again, which is quick. The source is only read, and what it has deleted since it was brought stays in the store.
+`--dry-run` says what there is to do.
 
 A host of LangGraph need not wait for it: `MigratingSaver` brings a thread when the host first uses it.
 """
@@ -13,6 +14,7 @@ A host of LangGraph need not wait for it: `MigratingSaver` brings a thread when 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import secrets
@@ -21,7 +23,7 @@ import sys
 import threading
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -36,9 +38,10 @@ from .types import NewNode, RecordChange
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+    from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple, DeltaChannelHistory
 
 _NOTE = "migrated"  # the key of the record of a session that says up to where it was brought
+_BY_HOST = "brought"  # the value of that record since a MigratingSaver has taken it over: what it has changed or deleted since, stays so
 _GONE = "langgraph-migration"  # the session whose records name threads that were deleted, and are not to be brought again
 
 
@@ -68,13 +71,14 @@ Place = tuple[str, str]
 
 
 def _stand(source: Any) -> Iterator[tuple[Place, str]]:
-    """Yields the places of a saver, and where each stands: the number and the last id of its checkpoints, and the number of writes."""
+    """Yields the places of a saver, and where each stands: the number and the last id of its checkpoints, the number of writes, and those that may be replaced."""
     import langgraph.checkpoint.sqlite
+    from langgraph.checkpoint.base import WRITES_IDX_MAP
 
     if isinstance(source, langgraph.checkpoint.sqlite.SqliteSaver):
-        writes, rows = "writes", source.conn.execute
+        writes, value, rows = "writes", "value", source.conn.execute
     elif type(source).__module__.startswith("langgraph.checkpoint.postgres"):
-        writes = "checkpoint_writes"
+        writes, value = "checkpoint_writes", "blob"
 
         def rows(query: str) -> Iterable[Any]:  # type: ignore[misc]
             with source._cursor() as cur:
@@ -83,12 +87,20 @@ def _stand(source: Any) -> Iterator[tuple[Place, str]]:
         seen: dict[Place, list[str]] = {}
         for t in source.list(None):
             c = t.config["configurable"]
-            seen.setdefault((c["thread_id"], c.get("checkpoint_ns", "")), []).append(f"{c['checkpoint_id']} {len(t.pending_writes or ())}")
+            special_writes = [w for w in t.pending_writes or () if w[1] in WRITES_IDX_MAP]
+            seen.setdefault((c["thread_id"], c.get("checkpoint_ns", "")), []).append(f"{c['checkpoint_id']} {len(t.pending_writes or ())} {_digest(special_writes)}")
         yield from ((place, json.dumps(ids)) for place, ids in seen.items())
         return
     counted = {(r[0], r[1]): r[2] for r in rows(f"SELECT thread_id, checkpoint_ns, count(*) FROM {writes} GROUP BY thread_id, checkpoint_ns")}
+    special: dict[Place, list[Any]] = {}
+    for thread, ns, *write in rows(f"SELECT thread_id, checkpoint_ns, checkpoint_id, task_id, idx, type, {value} FROM {writes} WHERE idx < 0 ORDER BY 1, 2, 3, 4, 5"):
+        special.setdefault((thread, ns), []).append([bytes(v) if isinstance(v, memoryview) else v for v in write])
     for thread, ns, n, last in rows("SELECT thread_id, checkpoint_ns, count(*), max(checkpoint_id) FROM checkpoints GROUP BY thread_id, checkpoint_ns"):
-        yield (thread, ns), f"{n} {last} {counted.get((thread, ns), 0)}"
+        yield (thread, ns), f"{n} {last} {counted.get((thread, ns), 0)} {_digest(special.get((thread, ns), ()))}"
+
+
+def _digest(values: Iterable[Any]) -> str:
+    return hashlib.sha256(repr(list(values)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool = False, threads: int = 8, progress: Callable[[Report], None] | None = None) -> Report:
@@ -99,8 +111,7 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
     target = TurnstoneSaver(client, serde=source.serde)
 
     def bring(place: Place, stands: str) -> None:
-        gone = _is_gone(client, place[0])
-        if gone or _noted(client, place) == stands:
+        if _is_gone(client, place[0]) or _noted(client, place) in (stands, _BY_HOST):
             report.add(unchanged=1)
         elif dry_run:
             report.add(brought=int(stands.split(maxsplit=1)[0]) if stands[0] != "[" else len(json.loads(stands)))
@@ -118,9 +129,13 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
 
 def _is_gone(client: Client, thread: str) -> bool:
     try:
-        return bool(drive(client._run, _record(_GONE, "gone/" + quote(thread, safe="")[:400])))
+        return bool(drive(client._run, _record(_GONE, _gone_key(thread))))
     except NotFoundError:
         return False
+
+
+def _gone_key(thread: str) -> str:
+    return "gone/" + adapter.short(quote(thread, safe="", errors="surrogatepass"), 400)
 
 
 def _record(session: str, key: str) -> Any:
@@ -138,6 +153,8 @@ def _noted(client: Client, place: Place) -> str:
 
 def _thread(source: Any, target: Any, client: Client, place: Place, stands: str) -> tuple[int, str]:
     """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Returns how many it brought, and what differs."""
+    from langgraph.checkpoint.base import WRITES_IDX_MAP
+
     from .langgraph import _session
 
     config: Any = {"configurable": {"thread_id": place[0], "checkpoint_ns": place[1]}}
@@ -154,7 +171,8 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             target.put(onto, t.checkpoint, t.metadata, changed)
             brought += 1
         if id not in there or _writes(there[id]) != _writes(t):
-            for task, writes in itertools.groupby(t.pending_writes or (), key=lambda w: w[0]):
+            # Writes of special channels have indexes of their own, and the others are counted without them.
+            for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
     found = {t.checkpoint["id"]: t for t in target.list(config)}
     for id, t in kept.items():
@@ -205,11 +223,23 @@ def _migrating() -> Any:
             with self._bringing:
                 if thread not in self._known and not _is_gone(self._client, thread):
                     for ns in sorted({t.config["configurable"].get("checkpoint_ns", "") for t in self._old.list({"configurable": {"thread_id": thread}})}):
-                        if not _noted(self._client, (thread, ns)):
-                            _, different = _thread(self._old, self._plain, self._client, (thread, ns), "brought")
+                        if _noted(self._client, (thread, ns)) != _BY_HOST:
+                            _, different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST)
                             if different:
                                 raise ValueError(different)
                 self._known.add(thread)
+
+        def _bring_all(self, threads: Iterable[str]) -> None:
+            for thread in threads:
+                self._bring({"configurable": {"thread_id": thread}})
+
+        def _before_prune(self, threads: Sequence[str], strategy: str) -> None:
+            if isinstance(threads, str):
+                return  # It is refused.
+            if strategy == "delete":
+                self._forget(threads)
+            else:
+                self._bring_all(threads)
 
         def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
             self._bring(config)
@@ -234,10 +264,30 @@ def _migrating() -> Any:
             self._bring(config)
             super().put_writes(config, writes, task_id, task_path)
 
-        def delete_thread(self, thread_id: str) -> None:
+        def _forget(self, threads: Sequence[str]) -> None:
             session, _ = self._client.create(_GONE, retention="all")
-            session.change_records(RecordChange.set("gone/" + quote(str(thread_id), safe="")[:400], b"deleted"))
+            for thread in threads:
+                session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))
+
+        def delete_thread(self, thread_id: str) -> None:
+            self._forget([thread_id])
             super().delete_thread(thread_id)
+
+        def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+            self._bring(None)
+            super().delete_for_runs(run_ids)
+
+        def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+            self._bring_all((source_thread_id, target_thread_id))
+            super().copy_thread(source_thread_id, target_thread_id)
+
+        def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+            self._before_prune(thread_ids, strategy)
+            super().prune(thread_ids, strategy=strategy)
+
+        def get_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+            self._bring(config)
+            return super().get_delta_channel_history(config=config, channels=channels)
 
         async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
             await to_thread(self._bring, config)
@@ -265,6 +315,20 @@ def _migrating() -> Any:
 
         async def adelete_thread(self, thread_id: str) -> None:
             await to_thread(self.delete_thread, thread_id)
+
+        async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+            await to_thread(self.delete_for_runs, run_ids)
+
+        async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+            await to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+        async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+            await to_thread(self._before_prune, thread_ids, strategy)
+            await super().aprune(thread_ids, strategy=strategy)
+
+        async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+            await to_thread(self._bring, config)
+            return await super().aget_delta_channel_history(config=config, channels=channels)
 
     return MigratingSaver
 
