@@ -121,12 +121,13 @@ async def test_what_was_deleted_begins_anew(tmp_path: Path) -> None:
         k = key()
         sub = key(session=k["session_id"], subpath="subagents/agent-7")
         odd = key(session=k["session_id"], subpath="subagents/workflows/run/agent-7")
-        for one in (sub, odd, k):  # that of the sub-agent first
+        plain = key(session=k["session_id"], subpath="7")
+        for one in (sub, odd, plain, k):  # that of the sub-agent first
             await store.append(one, [said("u1", None, one.get("subpath", "main"))])
-        assert sorted(await store.list_subkeys(k)) == [sub["subpath"], odd["subpath"]]
+        assert sorted(await store.list_subkeys(k)) == sorted(one["subpath"] for one in (sub, odd, plain))
         assert (await store.load(odd) or [])[0]["message"]["content"] == odd["subpath"]  # type: ignore[typeddict-item]
         await other.delete(k)
-        assert [await store.load(one) for one in (k, sub, odd)] == [None] * 3
+        assert [await store.load(one) for one in (k, sub, odd, plain)] == [None] * 4
         await store.append(k, [said("u2", None, "again")])
         assert await other.load(k) == [said("u2", None, "again")]
         assert await store.list_subkeys(k) == []
@@ -205,3 +206,13 @@ async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
             assert [i.id for i in (await db.list()).sessions] == [main]
         exported = run("export", main, store=place)
         assert exported.decode() == file.read_text(), first
+
+    # Lines without a uuid that are new are stored, also if the import has read such lines before.
+    titles = [{"type": "custom-title", "customTitle": t, "sessionId": main} for t in ("A", "B", "A", "A")]
+    lines += titles[:1]
+    write(len(lines))
+    run("import", str(file), store=tmp_path / "file")
+    async with opened(tmp_path / "file") as db:
+        await TurnstoneSessionStore(db).append(k, titles[1:])
+        assert await TurnstoneSessionStore(db).load(k) == lines + titles[1:]
+        assert (await (await db.session(main)).info()).name == "A"

@@ -316,17 +316,22 @@ class Transcript {
 		return /^subagents\/agent-([^/]+)$/.exec(this.subpath)?.[1] ?? "";
 	}
 
+	/** Returns what stands for the subpath in ids: an agent, or anything else. */
+	#names(): string[] {
+		return this.agent ? [this.agent] : ["", this.subpath];
+	}
+
 	/** Returns the ids that the session may have. */
 	ids(): string[] {
 		const apart = short(join("claude-agent", this.project, this.session));
 		const mains = uuidForm.test(this.session) ? [this.session, apart] : [apart];
-		return this.subpath ? mains.map((m) => short(join(m, this.agent || this.subpath))) : mains;
+		return this.subpath ? mains.map((m) => short(join(m, ...this.#names()))) : mains;
 	}
 
 	/** Returns the identity that an import of the transcript's file has. */
 	identity(): string {
 		const of = uuidForm.test(this.session) ? this.session : join("sdk", this.project, this.session);
-		return clip(`claude-code:${of}${this.subpath ? `/${this.agent || this.subpath}` : ""}`);
+		return clip(`claude-code:${of}${this.subpath ? `/${this.#names().join("/")}` : ""}`);
 	}
 
 	/** Reports whether a session is the one of this transcript. */
@@ -363,14 +368,12 @@ class Standing {
 	fresh(lines: Line[]): Line[] {
 		const seen = new Set<string>();
 		return lines.filter((line) => {
-			if (line.uuid) {
-				const there = this.nodes.has(line.uuid) || seen.has(line.uuid);
-				seen.add(line.uuid);
-				return !there;
-			}
-			const n = this.imported?.get(line.payload) ?? 0;
+			const n = line.uuid ? 0 : (this.imported?.get(line.payload) ?? 0);
 			if (n > 0) this.imported?.set(line.payload, n - 1);
-			return n === 0;
+			if (n > 0 || (line.uuid && (this.nodes.has(line.uuid) || seen.has(line.uuid)))) return false;
+			if (line.uuid) seen.add(line.uuid);
+			this.imported = undefined; // What follows the first line that the import has not read, it has not read either.
+			return true;
 		});
 	}
 

@@ -51,7 +51,7 @@ test("it does what the SDK's own store does", { timeout: 60_000 }, async () => {
 	const keys: SessionKey[] = ["p", "-home-ann"].flatMap((projectKey) =>
 		sessions.flatMap((sessionId) => [
 			{ projectKey, sessionId },
-			...["subagents/agent-1", "subagents/workflows/x/agent-1", "odd"].map((subpath) => ({ projectKey, sessionId, subpath })),
+			...["subagents/agent-1", "subagents/workflows/x/agent-1", "odd", "subagents/agent-odd"].map((subpath) => ({ projectKey, sessionId, subpath })),
 		]),
 	);
 	let n = 0;

@@ -320,18 +320,22 @@ class _Transcript:
     def agent(self) -> str:
         return self.subpath.removeprefix("subagents/agent-") if re.fullmatch("subagents/agent-[^/]+", self.subpath) else ""
 
+    def names(self) -> list[str]:
+        """Returns what stands for the subpath in ids: an agent, or anything else."""
+        return [a] if (a := self.agent()) else ["", self.subpath]
+
     def ids(self) -> list[str]:
         """Returns the ids that the session may have."""
         apart = adapter.short(adapter.join("claude-agent", self.project, self.session))
         mains = [self.session, apart] if _UUID.fullmatch(self.session) else [apart]
         if not self.subpath:
             return mains
-        return [adapter.short(adapter.join(m, self.agent() or self.subpath)) for m in mains]
+        return [adapter.short(adapter.join(m, *self.names())) for m in mains]
 
     def identity(self) -> str:
         """Returns the identity that an import of the transcript's file has."""
         of = self.session if _UUID.fullmatch(self.session) else adapter.join("sdk", self.project, self.session)
-        return _clip(f"claude-code:{of}" + (f"/{self.agent() or self.subpath}" if self.subpath else ""))
+        return _clip(f"claude-code:{of}" + ("/" + "/".join(self.names()) if self.subpath else ""))
 
     def has(self, info: Info) -> bool:
         """Reports whether a session is the one of this transcript."""
@@ -349,6 +353,7 @@ class _Transcript:
             elif self.imported is not None and self.imported[line.payload]:
                 self.imported[line.payload] -= 1
                 continue
+            self.imported = None  # What follows the first line that the import has not read, it has not read either.
             out.append(line)
         return out
 
