@@ -12,7 +12,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// noteAgain is when a run is noted again that went as the one before: an idle store is not written to each minute.
+// noteAgain is how old a note has to be before another run with the same outcome replaces it. Otherwise a store that
+// nobody uses would be written to with every run.
 const noteAgain = time.Hour
 
 // NoteMaintenance notes how a run of an operation went that has just ended, in place of the last run of the same

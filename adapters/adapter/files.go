@@ -28,11 +28,10 @@ type File struct {
 	About   json.RawMessage `json:"about,omitempty"` // what the adapter says of it
 }
 
-// Prefixes of keys of records, and how many versions are deleted in one commit.
 const (
-	namePrefix    = "name/"
-	versionPrefix = "version/"
-	maxDeleted    = turnstone.MaxRecords - 1 // and the record of the name
+	namePrefix    = "name/"                  // and the name of a file: the key of the record with its last version's number
+	versionPrefix = "version/"               // and the name and the number: the key of a version's record
+	maxDeleted    = turnstone.MaxRecords - 1 // versions that one commit deletes, beside the record of the name
 )
 
 // filePrefix returns what the keys of the records of a file's versions begin with, and no others.

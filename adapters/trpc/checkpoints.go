@@ -415,7 +415,8 @@ func (c *Checkpoints) parentNamespace(ctx context.Context, h turnstone.Persisten
 	return "", nil
 }
 
-// writes returns nodes with the writes of each task, and the records that name them.
+// writes turns pending writes into what a commit stores: for each task a node with its writes, and a record that names
+// the node.
 func writes(id string, all []graph.PendingWrite, task func(*graph.PendingWrite) string) (nodes []turnstone.NewNode, records []turnstone.RecordChange, err error) {
 	by := map[string][]graph.PendingWrite{}
 	var order []string

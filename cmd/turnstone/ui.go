@@ -75,7 +75,7 @@ func (a *app) runUI(cmd *cobra.Command, s *serving) error {
 	return a.runServe(cmd.Context(), p.w, s, l)
 }
 
-// pages returns the pages of a server, which reach it by dial.
+// pages returns the pages that show a server's store. They are a client of that server, and dial connects them to it.
 func (a *app) pages(s *serving, fs *finders, o *server.Options, address string, dial func(context.Context) (net.Conn, error)) *ui.UI {
 	host, _, _ := net.SplitHostPort(address)
 	options := ui.Options{

@@ -58,14 +58,9 @@ func startUI(t *testing.T, args ...string) (address string, browser *http.Client
 	return address, browser, said["the token is "]
 }
 
-// posted sends a form, and returns the answer.
-func posted(t *testing.T, browser *http.Client, address string, fields ...string) (int, string) {
+// answered returns the status and the text of an answer.
+func answered(t *testing.T, a *http.Response, err error) (int, string) {
 	t.Helper()
-	form := url.Values{}
-	for i := 0; i < len(fields); i += 2 {
-		form.Set(fields[i], fields[i+1])
-	}
-	a, err := browser.PostForm(address, form)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,6 +70,17 @@ func posted(t *testing.T, browser *http.Client, address string, fields ...string
 		t.Fatal(err)
 	}
 	return a.StatusCode, string(text)
+}
+
+// posted sends a form, and returns the answer.
+func posted(t *testing.T, browser *http.Client, address string, fields ...string) (int, string) {
+	t.Helper()
+	form := url.Values{}
+	for i := 0; i < len(fields); i += 2 {
+		form.Set(fields[i], fields[i+1])
+	}
+	a, err := browser.PostForm(address, form)
+	return answered(t, a, err)
 }
 
 // `turnstone ui` shows the store to who has the token that it prints, and with --read-only it changes nothing.
@@ -160,15 +166,7 @@ func TestSE4_AServerWithPagesForgetsWhatIsDeleted(t *testing.T) {
 func got(t *testing.T, browser *http.Client, address string) (int, string) {
 	t.Helper()
 	a, err := browser.Get(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Body.Close()
-	text, err := io.ReadAll(a.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a.StatusCode, string(text)
+	return answered(t, a, err)
 }
 
 // Namespaces whose names are alike, or too long for a file, have indexes of their own.

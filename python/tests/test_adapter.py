@@ -20,6 +20,11 @@ def test_ids_of_names_are_those_of_go_and_javascript() -> None:
         assert adapter.names(adapter.join("root", *names)) == names
 
 
+def test_text_is_cut_between_characters() -> None:
+    assert [adapter.cut("aé€", most) for most in (0, 1, 2, 3, 5, 6, 9)] == ["", "a", "a", "aé", "aé", "aé€", "aé€"]
+    assert adapter.cut("\ud800b", 2) == "?b"
+
+
 def test_values_keep_their_types() -> None:
     for value in (None, True, 1, 1.0, -0.5, 1e300, 2**70, "é\u2028", [], [1, [2.0]], {}, {"a": {"$type": "x"}}, {"$type": "int", "value": 1}, {"$type": 1}):
         again = adapter.unmarshal(adapter.marshal(value))

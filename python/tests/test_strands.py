@@ -10,7 +10,7 @@ from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
 
-from turnstonedb import Client
+from turnstonedb import Client, NewNode
 from turnstonedb.strands import TurnstoneRepository
 from turnstonedb.testing import alike
 
@@ -107,3 +107,15 @@ def test_what_is_redacted_is_gone(tmp_path: Path) -> None:
         assert [json.loads(json.dumps(x.to_message()))["content"][0]["text"] for x in repository.list_messages("a/b", "agent")] == ["hello", "redacted", "bye"]
         repository.create_message("a/b", "agent", SessionMessage({"role": "user", "content": [{"text": "more"}]}, 3))
         assert len(repository.list_messages("a/b", "agent", offset=2)) == 2
+
+
+def test_what_somebody_else_has_stored_is_no_message(tmp_path: Path) -> None:
+    with Client.open(tmp_path / "s", idle=2) as db:
+        repository = TurnstoneRepository(db)
+        repository.create_session(Session("s", SessionType.AGENT))
+        repository.create_agent("s", SessionAgent("a", {}, {}))
+        db.session("strands/s/a").commit([NewNode("note", b"theirs"), NewNode("note", b"theirs", "a key")], expected="any", turn="t")
+        for n in (0, 1):
+            repository.create_message("s", "a", SessionMessage({"role": "é" * 64, "content": []}, n))  # type: ignore[typeddict-item]
+        repository.create_message("s", "a", SessionMessage({"role": "user", "content": []}, 1))  # in place of it
+        assert [m.message["role"] for m in repository.list_messages("s", "a")] == ["é" * 64, "user"]

@@ -1,9 +1,9 @@
 // Package ui shows a store to people, in a browser: pages that the server makes, with a small script beside.
 //
-// What a store holds is hostile, and so are other pages of the same browser. The pages have a policy under which
-// nothing but their own script runs (Content Security Policy, level 3), and package page renders what sessions hold. A
-// token is given once, in a form; a cookie that no script can read stands for it. What changes the store is asked for
-// with POST, from the pages themselves only. The tokens decide what is allowed, and the server of the store checks them
+// What a store holds is hostile, and so are other pages of the same browser. A browser runs no script but that of the
+// pages, because their policy forbids it (Content Security Policy, level 3). Package page renders what sessions hold. A
+// visitor gives the token once, in a form; a cookie that no script can read stands for it. Only the pages themselves
+// can ask for changes of the store, with POST. The tokens decide what is allowed, and the server of the store checks them
 // again, except for searches and sums of usage, which Options has functions for.
 package ui
 
@@ -186,8 +186,8 @@ type visit struct {
 	q       url.Values // the query, or the form of a POST
 }
 
-// handle returns a handler that calls f with the visit: who asks, and for which namespace. If f fails, the visitor sees
-// a page with the error.
+// handle returns a handler that lets f answer a request. The visit says who asks, and for which namespace. If f fails,
+// the visitor sees a page with the error.
 func (u *UI) handle(f func(*visit) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := &visit{UI: u, w: w, r: r}

@@ -35,7 +35,7 @@ type Usage struct {
 // usageDays is how many days the chart of usage shows.
 const usageDays = 30
 
-// usage shows tokens and what they cost, by day and model, and how the sessions grew.
+// usage answers with the page of usage: the tokens and their cost by day and model, and the growth of the sessions.
 func (v *visit) usage() error {
 	u, err := v.o.Usage(v.r.Context(), v.Space)
 	if err != nil {

@@ -1,13 +1,30 @@
 package ui
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 	"time"
 
+	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/vg"
 )
+
+// svgOf returns a chart as it is drawn.
+func svgOf(t *testing.T, p *plot.Plot) string {
+	t.Helper()
+	w, err := p.WriterTo(4*vg.Inch, 2*vg.Inch, "svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if _, err := w.WriteTo(&out); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "NaN") {
+		t.Error("the chart has no numbers")
+	}
+	return out.String()
+}
 
 // The chart has a bar for each model that was used in the last days, as high as what it used, and is one without any.
 func TestUI1_TheChartOfUsage(t *testing.T) {
@@ -28,21 +45,11 @@ func TestUI1_TheChartOfUsage(t *testing.T) {
 		if p.Y.Max != c.most {
 			t.Errorf("%v: up to %v, want %v", c.rows, p.Y.Max, c.most)
 		}
-		w, err := p.WriterTo(4*vg.Inch, 2*vg.Inch, "svg")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out bytes.Buffer
-		if _, err := w.WriteTo(&out); err != nil {
-			t.Fatal(err)
-		}
+		svg := svgOf(t, p)
 		for _, name := range c.names {
-			if !strings.Contains(out.String(), ">"+name+"<") {
+			if !strings.Contains(svg, ">"+name+"<") {
 				t.Errorf("the chart lacks %s", name)
 			}
-		}
-		if strings.Contains(out.String(), "NaN") {
-			t.Error("the chart has no numbers")
 		}
 	}
 }
@@ -64,16 +71,6 @@ func TestUI1_TheChartOfGrowth(t *testing.T) {
 		if p.Y.Max != c.most {
 			t.Errorf("%v: up to %v, want %v", c.rows, p.Y.Max, c.most)
 		}
-		w, err := p.WriterTo(4*vg.Inch, 2*vg.Inch, "svg")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out bytes.Buffer
-		if _, err := w.WriteTo(&out); err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(out.String(), "NaN") {
-			t.Error("the chart has no numbers")
-		}
+		svgOf(t, p)
 	}
 }

@@ -42,6 +42,11 @@ def short(text: str, most: int = MAX_ID) -> str:
     return content[: max(0, most - 65)].decode(errors="ignore") + "~" + hashlib.sha256(content).hexdigest()
 
 
+def cut(text: str, most: int) -> str:
+    """Returns the characters at the beginning of a text that have `most` bytes at most, as of a kind, a title or a model's name."""
+    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
+
+
 def names(id: str) -> list[str]:
     """Returns the names that an id was joined of, without its root."""
     return [re.sub("%2F|%25", lambda m: {"%2F": "/", "%25": "%"}[m[0]], n) for n in id.split("/")[1:]]

@@ -57,7 +57,7 @@ class TurnstoneHistory(HistoryProvider):
         """Stores messages after those that are there."""
         if not messages:
             return
-        nodes = [NewNode(str(m.role)[:64] or "message", _json(m.to_dict())) for m in messages]
+        nodes = [NewNode(adapter.cut(str(m.role), 64) or "message", _json(m.to_dict())) for m in messages]
         group = adapter.join(_ROOT, self.source_id)
         await self._client.commit_all(self._client.first_turn(self._id(session_id), Commit("any", nodes, secrets.token_hex(16)), group=group))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agents.memory.session import SessionABC
 from agents.memory.session_settings import SessionSettings, resolve_session_limit
 
+from . import adapter
 from ._async import AsyncClient, AsyncSession
 from .errors import ConflictError, NotFoundError
 from .types import NewNode
@@ -112,4 +113,4 @@ class TurnstoneSession(SessionABC):
 
 def _kind(item: dict[str, Any]) -> str:
     """Returns the kind of the node for an item: the role of a message, or the type of anything else."""
-    return str(item.get("role") or item.get("type") or "item").encode()[:64].decode(errors="ignore")
+    return adapter.cut(str(item.get("role") or item.get("type") or "item"), 64)

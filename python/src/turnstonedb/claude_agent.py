@@ -367,7 +367,7 @@ class _Transcript:
     def title(self) -> str:
         for name in ("custom_title", "ai_title", "first_prompt"):
             if isinstance(text := self.summary.get(name), str) and text.strip():
-                return _cut(" ".join(text.split()), 80)
+                return adapter.cut(" ".join(text.split()), 80)
         return ""
 
     def count(self, line: _Line) -> list[Usage]:
@@ -376,7 +376,7 @@ class _Transcript:
         given = message.get("usage") if isinstance(message, dict) and line.entry.get("type") == "assistant" else None
         if not isinstance(message, dict) or not isinstance(given, dict):
             return []
-        model = _cut(str(message.get("model") or ""), _MODEL)
+        model = adapter.cut(str(message.get("model") or ""), _MODEL)
         if model == "<synthetic>":
             model = ""
         self.last_model = model or self.last_model
@@ -403,7 +403,7 @@ class _Line:
         self.uuid = uuid if isinstance(uuid, str) and "~" not in uuid and len(uuid.encode("utf-8", "replace")) <= 400 else ""
         self.parent = parent if isinstance(parent, str) else ""
         kind = str(entry.get("type") or "event")
-        self.kind = "meta" if kind == "user" and entry.get("isMeta") is True else _cut(kind, 64)
+        self.kind = "meta" if kind == "user" and entry.get("isMeta") is True else adapter.cut(kind, 64)
         self.turn = self.kind == "user" and not _has_result(entry)
 
     @classmethod
@@ -442,10 +442,6 @@ def _order(n: int, layout: bytes | None) -> list[int]:
         return list(range(n))
     rest = sorted({*file.get("more", ()), *range(file.get("nodes", 0), n)} - set(order))
     return [i for i in (*order, *rest) if i < n]
-
-
-def _cut(text: str, most: int) -> str:
-    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
 
 
 def _custom(info: Info) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _messages(session: Session) -> list[ChatMessage]:
 
 
 def _kind(message: ChatMessage) -> str:
-    return str(getattr(message.role, "value", message.role))[:64]
+    return adapter.cut(str(getattr(message.role, "value", message.role)), 64)
 
 
 def _payload(message: ChatMessage) -> bytes:

@@ -160,7 +160,7 @@ class TurnstoneRepository(SessionRepository):
 
     def list_messages(self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any) -> list[SessionMessage]:
         """Returns the messages of an agent by their numbers, after the first ones."""
-        nodes = {_number(n): n for n in self._agent(session_id, agent_id).load().nodes}
+        nodes = {_number(n): n for n in self._agent(session_id, agent_id).load().nodes if _number(n) >= 0}
         chosen = sorted(nodes)[offset:] if limit is None else sorted(nodes)[offset : offset + limit]
         return [_message(nodes[k]) for k in chosen]
 
@@ -189,11 +189,13 @@ def _json(value: Any) -> bytes:
 
 def _node(message: SessionMessage, again: str = "") -> NewNode:
     """Returns the node of a message; a replaced one has something behind its number."""
-    return NewNode(str(message.message.get("role") or "message")[:64], _json(message.to_dict()), f"{message.message_id}{again}")
+    return NewNode(adapter.cut(str(message.message.get("role") or "message"), 64), _json(message.to_dict()), f"{message.message_id}{again}")
 
 
 def _number(node: Node) -> int:
-    return int(node.key.partition("~")[0] or -1)
+    """Returns the number of a message, or -1 if somebody else has stored the node."""
+    text = node.key.partition("~")[0]
+    return int(text) if text.isdecimal() else -1
 
 
 def _message(node: Node) -> SessionMessage:
