@@ -18,7 +18,7 @@ api: ; go test ./tests -run API -update
 # is enough: its wheel has the whole of Claude Code.
 python:
 	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q --no-binary claude-agent-sdk -e '.[test]' hatchling
-	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q
+	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q -n 3
 # With Node 20 or later. What it needs is in ts/node_modules then.
 ts:
 	cd ts && npm install --no-audit --no-fund --loglevel=error && npm run --silent check && npm test

@@ -490,7 +490,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, err
 	})
 }
 
-// Prune applies retention to all sessions: it moves their floors, below which revisions are ErrRevisionPruned at
+// Prune applies retention to all sessions, or to those of a group: it moves their floors, below which revisions are ErrRevisionPruned at
 // once, and deletes sessions if the options say so. GC and Vacuum reclaim what that frees. A session that is
 // committed to, or whose metadata are saved, while Prune is at work is not deleted. Prune returns what it has done
 // beside an error as well.
@@ -508,7 +508,9 @@ func checkPrune(where string, o *gc.PruneOptions) error {
 	if o.Age < 0 || o.Inactive < 0 || o.Bytes < 0 {
 		return invalid(where, "Age is %v, Inactive %v and Bytes %d: none may be negative", o.Age, o.Inactive, o.Bytes)
 	}
-	return nil
+	c := checker{of: where}
+	c.group(o.Group)
+	return c.err
 }
 
 // Prune retains the last keep revisions of the session, and those kept by name;

@@ -172,7 +172,7 @@ type Operator interface {
 	Stats(ctx context.Context) (*Stats, error)
 	// Verify checks every hash, link, checksum and reference.
 	Verify(ctx context.Context, o VerifyOptions) (*Verification, error)
-	// Prune applies retention to all sessions.
+	// Prune applies retention to all sessions, or to those of a group.
 	Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, error)
 	// Erase deletes the session that has an id now, and removes what it alone had from the store's files.
 	Erase(ctx context.Context, id string, policy ChildPolicy, o EraseOptions) (*Erasure, error)

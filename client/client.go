@@ -55,6 +55,10 @@ type Options struct {
 	// Dial, if set, makes the connections, and the address is not looked at: server.Server.Dial connects with a server in
 	// the same process.
 	Dial func(ctx context.Context) (net.Conn, error)
+	// Observer, if set, is told of each request, when it begins and when there is an answer, or none in Patience. A
+	// request that is made again is told once, an upload for each of its pieces, and a watch not at all. The names of operations are those of a store; those
+	// that a store does not observe have the name of the protocol. Items and Bytes of an outcome are 0.
+	Observer turnstone.Observer
 	// Memory is the budget of what the client keeps in memory: the last large commits, from which the next are sent as
 	// differences. Default: the process's own.
 	Memory *engine.MemoryBudget
@@ -174,6 +178,7 @@ func (c *Client) Close() error {
 type ask struct {
 	method, path string
 	query        url.Values
+	session      string // that the body names, if it does
 	body         [][]byte
 	id           string // of a write: the server remembers the write by it
 	anywhere     bool   // of a write: any server may make it again, because commits have turn ids, or that of the request
@@ -184,12 +189,18 @@ type ask struct {
 
 // do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut
 // off.
-func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error) error {
+func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error) (err error) {
 	if ctx == nil {
 		return &turnstone.InvalidError{Where: "context", Reason: "it is nil"}
 	}
 	if err := cmp.Or(a.bad, ctx.Err()); err != nil {
 		return err
+	}
+	if o := c.o.Observer; o != nil && !strings.HasPrefix(a.path, "/v1/watch") && a.path != "/v1/changes" {
+		var end func(turnstone.Outcome)
+		if ctx, end = o.Begin(ctx, a.operation()); end != nil {
+			defer func() { end(turnstone.Outcome{Err: err}) }()
+		}
 	}
 	server := a.begun // that has to make it
 	if s := c.server.Load(); s != nil && a.id != "" && !a.anywhere && server == "" {
@@ -223,6 +234,18 @@ func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error
 		case <-time.After(pause):
 		}
 	}
+}
+
+// operation returns what an observer is told of a request.
+func (a *ask) operation() turnstone.Operation {
+	o := turnstone.Operation{Name: strings.ReplaceAll(strings.TrimPrefix(a.path, "/v1/"), "-", "_"), Session: cmp.Or(a.session, a.query.Get("session"))}
+	switch {
+	case a.path == "/v1/attachment" && a.method == http.MethodGet:
+		o.Name = turnstone.OpReadAttachment
+	case a.path == "/v1/attachment", a.path == "/v1/upload":
+		o.Name = turnstone.OpPutAttachment
+	}
+	return o
 }
 
 // gaveUp returns the error for a request that got no answer.
@@ -391,11 +414,7 @@ func write[Out any](ctx context.Context, c *Client, name string, in any, anywher
 }
 
 func call[Out any](ctx context.Context, c *Client, name string, in any, id string, anywhere bool) (*Out, error) {
-	body, err := wire.Encode(in)
-	if err != nil {
-		return nil, err
-	}
-	return one[Out](ctx, c, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere})
+	return one[Out](ctx, c, asking(name, id, anywhere, in))
 }
 
 // one makes a request whose answer is one document.
@@ -431,7 +450,17 @@ func items(ctx context.Context, c *Client, name, id string, anywhere bool, in an
 
 func asking(name, id string, anywhere bool, in any) *ask {
 	body, err := wire.Encode(in)
-	return &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere, bad: err}
+	a := &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere, bad: err}
+	switch of := in.(type) {
+	case interface{ Named() (wire.Target, bool) }:
+		t, _ := of.Named()
+		a.session = t.Session
+	case *turnstone.Request:
+		a.session = of.ID
+	case *wire.Delete:
+		a.session = of.Session
+	}
+	return a
 }
 
 // A patient waits between requests for the rest of a sequence.

@@ -33,7 +33,7 @@ func (c *Client) commit(ctx context.Context, in *wire.CommitRequest) (*turnstone
 	if err != nil {
 		return nil, err
 	}
-	whole := &ask{method: "POST", path: "/v1/commit", body: pieces, id: rand.Text(), anywhere: true}
+	whole := &ask{method: "POST", path: "/v1/commit", session: in.Session, body: pieces, id: rand.Text(), anywhere: true}
 	size := 0
 	for _, p := range pieces {
 		size += len(p)

@@ -5,6 +5,8 @@ import "time"
 // PruneOptions of a prune, and of the prunes of Store.Maintain. The zero value prunes the sessions that have a number
 // of revisions of their own. A session whose own retention is to keep all is neither pruned nor deleted.
 type PruneOptions struct {
+	// Group prunes the sessions of a group only, and of the groups below it, as if there were no others. "" means all.
+	Group string `json:"group,omitzero"`
 	// Revisions is how many of its last revisions a session retains if it has no number of its own; 0 means all.
 	Revisions uint64 `json:"revisions,omitzero"`
 	// Age prunes the revisions that are older than this, except the head's. It also prunes sessions that have a number

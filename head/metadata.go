@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -161,6 +162,11 @@ type About struct {
 	Summary  bool // a summarisation session
 	Created  time.Time
 	Updated  time.Time // by saving metadata; commits have their own time
+}
+
+// In reports whether the session is in a group or in one below it. All sessions are in the group "".
+func (a *About) In(group string) bool {
+	return group == "" || a.Group == group || strings.HasPrefix(a.Group, group+"/")
 }
 
 // LastUpdate returns when a session whose head is h was committed to or its metadata were saved last.

@@ -328,7 +328,7 @@ func TestK4_InactiveSessionsAreDeleted(t *testing.T) {
 		t.Errorf("the fork: %v", err)
 	}
 	verify(t, st)
-	for _, bad := range []gc.PruneOptions{{Age: -1}, {Inactive: -1}, {Bytes: -1}} {
+	for _, bad := range []gc.PruneOptions{{Age: -1}, {Inactive: -1}, {Bytes: -1}, {Group: "a//b", Revisions: 1}} {
 		if _, err := st.Prune(ctx, bad); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Error(err)
 		}
@@ -362,6 +362,32 @@ func TestK5_TheLeastRecentlyUpdatedGoUntilTheRestFits(t *testing.T) {
 		t.Errorf("%d, %v", len(r.Deleted), err)
 	}
 	session(t, st, "s0003")
+	verify(t, st)
+}
+
+func TestK7_APruneOfAGroupLeavesTheOthers(t *testing.T) {
+	var c clock
+	e, st := onMemory(t, c.options())
+	for _, id := range []string{"a", "a/b", "ab", "b/a", "b", "none"} {
+		group := id
+		if id == "none" {
+			group = ""
+		}
+		s := create(t, st, turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}})
+		for i := range head.Revision(3) {
+			commitAt(t, s, turnstone.Commit{Expected: i, Nodes: saying(make([]byte, 100))})
+		}
+	}
+	c.now = c.now.Add(time.Hour)
+	pruned(t, e, st, gc.PruneOptions{Group: "a", Revisions: 1}, gc.PruneReport{Sessions: 2, Revisions: 4})
+	pruned(t, e, st, gc.PruneOptions{Group: "a/b", Age: time.Hour}, gc.PruneReport{})
+	pruned(t, e, st, gc.PruneOptions{Group: "ab", Age: time.Hour}, gc.PruneReport{Sessions: 1, Revisions: 2})
+	pruned(t, e, st, gc.PruneOptions{Group: "a", Bytes: 599}, gc.PruneReport{Deleted: []string{"a"}, Bytes: 300})
+	pruned(t, e, st, gc.PruneOptions{Group: "b", Inactive: time.Hour}, gc.PruneReport{Deleted: []string{"b", "b/a"}, Bytes: 600})
+	pruned(t, e, st, gc.PruneOptions{Group: "nobody", Inactive: time.Hour}, gc.PruneReport{})
+	for _, id := range []string{"a/b", "ab", "none"} {
+		session(t, st, id)
+	}
 	verify(t, st)
 }
 

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
@@ -26,8 +25,6 @@ const (
 	// MaxState is how many bytes a value has at most. turnstone.MaxCommitBytes limits what changes at once, compressed: a
 	// value of 1 MiB fits alone, whatever it is.
 	MaxState = 200 * turnstone.MaxRecord
-	// maxStates is how many sessions of states are remembered.
-	maxStates = 10_000
 )
 
 // States keeps the states of users and apps, which several sessions share. Each state is stored as the records of a
@@ -38,9 +35,7 @@ const (
 type States struct {
 	store turnstone.Factory
 	group string
-
-	mu    sync.Mutex        // guards known
-	known map[string]*state // by the ids of their sessions
+	known remembered[*state]
 }
 
 // A state is what was read of the session of one state.
@@ -60,7 +55,7 @@ func (l large) key(i int) string { return fmt.Sprintf("%s%s/%03d", partPrefix, l
 
 // NewStates returns the states whose sessions are in a group.
 func NewStates(store turnstone.Factory, group string) *States {
-	return &States{store: store, group: group, known: map[string]*state{}}
+	return &States{store: store, group: group}
 }
 
 // A StateChange is what changes of the state in one session. Key is that of a value, and an action of
@@ -76,10 +71,14 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 	if len(changes) == 0 && len(own) == 0 {
 		return nil, nil
 	}
+	tenant, err := tenant(ctx, s.store)
+	if err != nil {
+		return nil, err
+	}
 	for again := false; ; {
 		commits := own[:len(own):len(own)]
 		for _, change := range changes {
-			st, err := s.state(ctx, change.ID)
+			st, err := s.state(ctx, place{tenant, change.ID})
 			if err != nil {
 				return nil, err
 			}
@@ -109,15 +108,15 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 		case err == nil:
 			for i, c := range commits[len(own):] {
 				if c.Records[len(c.Records)-1].Action == turnstone.SetRecord { // The directory has changed.
-					s.forget(changes[i : i+1])
+					s.forget(tenant, changes[i])
 				}
 			}
 			return results[:len(own)], nil
 		case errors.As(err, &conflict) && conflict.Key == largeKey:
-			s.forget(changes)
+			s.forget(tenant, changes...)
 		case Gone(err) && !again && len(changes) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			again = true // Somebody has deleted one of the states.
-			s.forget(changes)
+			s.forget(tenant, changes...)
 		default:
 			return nil, err
 		}
@@ -186,15 +185,12 @@ func check(v turnstone.RecordChange) error {
 }
 
 // state returns what is known of a state, which it reads if nothing is.
-func (s *States) state(ctx context.Context, id string) (*state, error) {
-	s.mu.Lock()
-	st := s.known[id]
-	s.mu.Unlock()
-	if st != nil {
+func (s *States) state(ctx context.Context, at place) (*state, error) {
+	if st, found := s.known.get(at); found {
 		return st, nil
 	}
-	st = &state{version: turnstone.NoRecord, large: map[string]large{}}
-	h, err := s.store.Session(ctx, id)
+	st := &state{version: turnstone.NoRecord, large: map[string]large{}}
+	h, err := s.store.Session(ctx, at.id)
 	if Gone(err) {
 		return st, nil
 	}
@@ -214,7 +210,7 @@ func (s *States) state(ctx context.Context, id string) (*state, error) {
 		}
 		return nil, err
 	}
-	s.know(id, st)
+	s.known.set(at, st)
 	return st, nil
 }
 
@@ -234,20 +230,10 @@ func (s *States) create(ctx context.Context, id string) (turnstone.Persistence, 
 	return h, err
 }
 
-func (s *States) know(id string, st *state) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.known) >= maxStates {
-		clear(s.known)
-	}
-	s.known[id] = st
-}
-
-func (s *States) forget(changes []StateChange) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// forget forgets what is known of the states that change.
+func (s *States) forget(tenant string, changes ...StateChange) {
 	for _, c := range changes {
-		delete(s.known, c.ID)
+		s.known.forget(place{tenant, c.ID})
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/google/uuid"
 	"trpc.group/trpc-go/trpc-agent-go/event"
@@ -26,8 +25,7 @@ const (
 )
 
 const (
-	maxHandles = 10_000 // sessions whose handles are kept
-	maxReads   = 100    // attempts to read a session that others change and prune
+	maxReads = 100 // attempts to read a session that others change and prune
 )
 
 // Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
@@ -50,13 +48,11 @@ const (
 // keys of its own state, tracks and summaries together, and each of their values is a little smaller than
 // turnstone.MaxPart. An event has at most turnstone.MaxPayload bytes.
 type Sessions struct {
-	store  turnstone.Factory
-	o      Options
-	states *adapter.States
-	jobs   jobs
-
-	mu      sync.Mutex                       // guards handles
-	handles map[string]turnstone.Persistence // of sessions that were used, by their ids
+	store   turnstone.Factory
+	o       Options
+	states  *adapter.States
+	handles *adapter.Handles
+	jobs    jobs
 }
 
 var (
@@ -67,7 +63,7 @@ var (
 
 // NewSessions returns a session service on a store. Close waits for its summaries, and leaves the store open.
 func NewSessions(store turnstone.Factory, o Options) *Sessions {
-	return &Sessions{store: store, o: o, states: adapter.NewStates(store, stateGroup), handles: map[string]turnstone.Persistence{}}
+	return &Sessions{store: store, o: o, states: adapter.NewStates(store, stateGroup), handles: adapter.NewHandles(store)}
 }
 
 func appID(app string) string { return adapter.Join(root, app) }
@@ -76,32 +72,9 @@ func userID(app, user string) string { return adapter.Join(root, app, user) }
 
 func sessionID(k session.Key) string { return adapter.Join(root, k.AppName, k.UserID, k.SessionID) }
 
-// with calls f with a session of the store: the handle of the last call, and a new one if that session is gone by now.
+// with calls f with a session of the store.
 func (s *Sessions) with(ctx context.Context, key session.Key, f func(turnstone.Persistence) error) error {
-	id := sessionID(key)
-	s.mu.Lock()
-	h := s.handles[id]
-	s.mu.Unlock()
-	if h != nil {
-		err := f(h)
-		if !adapter.Gone(err) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
-			return err
-		}
-		s.mu.Lock()
-		delete(s.handles, id)
-		s.mu.Unlock()
-	}
-	h, err := s.store.Session(ctx, id)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	if len(s.handles) >= maxHandles {
-		clear(s.handles)
-	}
-	s.handles[id] = h
-	s.mu.Unlock()
-	return f(h)
+	return s.handles.With(ctx, sessionID(key), f)
 }
 
 // commit commits to a session that exists, wherever its head is.

@@ -201,9 +201,10 @@ func (a *app) prune() *cobra.Command {
 			"committed long ago. They can't be read any more, unless they are kept by name (`turnstone keep`);\n" +
 			"conversations stay whole. With --set, the session remembers the number, and every later prune applies it.\n" +
 			"With --inactive and --most, delete sessions that were not updated for long, or those that were updated least\n" +
-			"recently. A session that retains all revisions (`--set --last 0`) is neither pruned nor deleted. Run\n" +
-			"`turnstone vacuum` to reclaim the space.",
-		Example: "turnstone prune --last 2\nturnstone prune --inactive 90d --most 10GiB --dry-run",
+			"recently. --group looks at the sessions of a group only, for example at those of a framework. A session that\n" +
+			"retains all revisions (`--set --last 0`) is neither pruned nor deleted. Run `turnstone vacuum` to reclaim the\n" +
+			"space.",
+		Example: "turnstone prune --last 2\nturnstone prune --inactive 90d --most 10GiB --dry-run\nturnstone prune --group langgraph --inactive 30d --yes",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.Age, f.Inactive, f.Bytes = time.Duration(f.older), time.Duration(f.inactive), int64(min(f.most, math.MaxInt64))
@@ -211,7 +212,7 @@ func (a *app) prune() *cobra.Command {
 			switch last := cmd.Flags().Changed("last"); {
 			case f.set && (f.session == "" || !last):
 				return usageError{errors.New("--set needs --session and --last")}
-			case f.session != "" && (!last || deletes || f.Age > 0 || f.DryRun || f.asLines):
+			case f.session != "" && (!last || deletes || f.Age > 0 || f.Group != "" || f.DryRun || f.asLines):
 				return usageError{errors.New("--session needs --last, and goes with --set alone")}
 			case !last && f.Age == 0 && !deletes:
 				return usageError{errors.New("say what to let go of with --last, --older, --inactive or --most; --last 0 prunes only sessions that have a number of their own")}
@@ -229,6 +230,7 @@ func (a *app) prune() *cobra.Command {
 	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "change nothing, print what would be done")
 	c.Flags().BoolVar(&f.yes, "yes", false, "confirm that sessions are to be deleted")
 	jsonFlag(c, &f.asLines)
+	c.Flags().StringVar(&f.Group, "group", "", "prune the sessions of this group only, and of the groups below it")
 	c.Flags().StringVar(&f.session, "session", "", "prune this session only")
 	a.complete(c, "session")
 	c.Flags().BoolVar(&f.set, "set", false, "store the number in the session; --last 0 makes it retain all revisions")

@@ -93,7 +93,7 @@ func (st *Lifecycle) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.Pru
 		if err != nil {
 			return err
 		}
-		if about.Retention == head.KeepAll || dry[about.Incarnation] {
+		if !about.In(o.Group) || about.Retention == head.KeepAll || dry[about.Incarnation] {
 			continue
 		}
 		l := limit{revisions: cmp.Or(uint64(about.Retention), o.Revisions), dry: o.DryRun}
@@ -131,7 +131,7 @@ func (st *Lifecycle) pruneIncarnation(ctx context.Context, inc head.Incarnation,
 // deleteOld deletes the sessions that were inactive for too long, and those that were updated least recently as
 // long as all others have more bytes than they may have. A dry run adds them to dry instead.
 func (st *Lifecycle) deleteOld(ctx context.Context, o *gc.PruneOptions, now time.Time, r *gc.PruneReport, dry map[head.Incarnation]bool) error {
-	q := session.ListQuery{Limit: 500}
+	q := session.ListQuery{Limit: 500, Group: o.Group}
 	for total, full := uint64(0), false; ; {
 		page, err := session.List(ctx, st.Store.Store, q)
 		if err != nil {

@@ -19,7 +19,6 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -62,7 +61,7 @@ func (q *ListQuery) keeps(a *head.About) bool {
 	if q.Parent != nil && a.Parent != *q.Parent || q.Summary != nil && a.Summary != *q.Summary {
 		return false
 	}
-	if q.Group != "" && a.Group != q.Group && !strings.HasPrefix(a.Group, q.Group+"/") {
+	if !a.In(q.Group) {
 		return false
 	}
 	for name, value := range q.Labels {

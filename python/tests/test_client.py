@@ -92,6 +92,7 @@ def test_a_store_is_maintained(db: turnstonedb.Client) -> None:
     assert up["from"] == up["to"] == db.stats().counts["format"]
     assert "deleted" not in db.prune(inactive=3600, dry_run=True).counts
     assert db.prune(inactive=0.000001, dry_run=True).counts["deleted"] == ["chat/1"]
+    assert "deleted" not in db.prune(group="other", inactive=0.000001, dry_run=True).counts
     with pytest.raises(turnstonedb.InvalidError):
         db.prune(age=-1)
     assert s.erase(first.id).counts["gone"] == 0

@@ -250,7 +250,7 @@ export class Client {
 		return report(await this.requests.several("vacuum", { noCompaction }, write(true), progress));
 	}
 
-	/** Applies retention to all sessions. */
+	/** Applies retention to all sessions, or to those of a group. */
 	async prune(options: PruneOptions = {}): Promise<Report> {
 		const { age, inactive, ...rest } = options;
 		const message = { ...rest, ageNanoseconds: nanoseconds(age), inactiveNanoseconds: nanoseconds(inactive) };

@@ -403,6 +403,8 @@ export type Report = { [name: string]: unknown };
 
 /** What to prune. Times are in seconds. */
 export interface PruneOptions {
+	/** Only the sessions of this group are pruned, and of the groups below it. */
+	group?: string;
 	/** How many of its last revisions a session retains that has no number of its own. */
 	revisions?: number;
 	/** Revisions that are older go. */

@@ -99,6 +99,7 @@ test("what is committed is read", async () => {
 	expect(await db.upgrade()).toEqual({ from: format, to: format });
 	expect(await db.prune({ inactive: 3600, dryRun: true })).not.toHaveProperty("deleted");
 	expect(await db.prune({ inactive: 0.000001, dryRun: true })).toHaveProperty("deleted");
+	expect(await db.prune({ group: "other", inactive: 0.000001, dryRun: true })).not.toHaveProperty("deleted");
 	await expect(db.prune({ age: -1 })).rejects.toThrow(InvalidError);
 	expect(await s.erase((await s.load({ full: true })).nodes[0]?.id as string)).toMatchObject({ gone: 0 });
 	await db.create("erased");

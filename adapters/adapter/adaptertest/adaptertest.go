@@ -2,11 +2,17 @@
 package adaptertest
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
+	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
 // A Call makes one call of a store, with arguments that it chooses by the numbers, and returns what is to be the same for
@@ -31,5 +37,44 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 				t.Fatalf("seed %d, step %d: %s of %T (failed: %v) and %T (%v):\n%+v\nand\n%+v", seed, step, name, stores[0], failed, s, err, first, result)
 			}
 		}
+	}
+}
+
+// Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart. use
+// stores a text, under names that are the same in all calls, and returns the texts that it finds under them then. A call
+// that is for nobody has to fail.
+func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
+	t.Helper()
+	type key struct{}
+	stores := map[string]turnstone.Factory{}
+	for _, name := range []string{"a", "b"} {
+		s, err := turnstone.Open(t.Context(), memory.New(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		stores[name] = s.Factory()
+	}
+	a := open(adapter.Tenants(func(ctx context.Context) (string, turnstone.Factory, error) {
+		name, _ := ctx.Value(key{}).(string)
+		return name, stores[name], nil
+	}))
+	for i := range 6 {
+		name := [...]string{"a", "b"}[i%2]
+		got, err := use(context.WithValue(t.Context(), key{}, name), a, fmt.Sprintf("%s%d", name, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) == 0 || !slices.Contains(got, fmt.Sprintf("%s%d", name, i)) {
+			t.Errorf("what %s has stored is not found: %q", name, got)
+		}
+		for _, text := range got {
+			if text[:1] != name {
+				t.Errorf("%s sees %q", name, text)
+			}
+		}
+	}
+	if got, err := use(t.Context(), a, "nobody's"); err == nil {
+		t.Errorf("nobody sees %q", got)
 	}
 }

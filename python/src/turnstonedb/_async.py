@@ -439,9 +439,9 @@ class AsyncClient:
         """Removes what is detached, and gives the space back."""
         return await self._run(_calls.vacuum({}, no_compaction, progress))
 
-    async def prune(self, *, revisions: int = 0, age: float = 0, inactive: float = 0, bytes: int = 0, dry_run: bool = False) -> Report:
-        """Applies retention to all sessions. age and inactive are seconds."""
-        return await self._run(_calls.prune({}, revisions, age, inactive, bytes, dry_run))
+    async def prune(self, *, group: str = "", revisions: int = 0, age: float = 0, inactive: float = 0, bytes: int = 0, dry_run: bool = False) -> Report:
+        """Applies retention to all sessions, or to those of a group. age and inactive are seconds."""
+        return await self._run(_calls.prune({}, group, revisions, age, inactive, bytes, dry_run))
 
     async def erase(self, id: str, children: str = "keep", *, progress: Progress | None = None) -> Report:
         """Deletes the session that has an id now, and removes what it alone had from the store's files."""
@@ -676,7 +676,7 @@ class AsyncSession:
 
     async def prune(self, revisions: int) -> bool:
         """Retains the last revisions, and those that are kept by name. Returns whether the floor has moved."""
-        report = await self.client._run(_calls.prune(self._target, revisions, 0, 0, 0, False))
+        report = await self.client._run(_calls.prune(self._target, "", revisions, 0, 0, 0, False))
         return bool(report.counts["sessions"])
 
     async def erase(self, *nodes: str, progress: Progress | None = None) -> Report:

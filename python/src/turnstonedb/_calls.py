@@ -265,8 +265,8 @@ def vacuum(target: Object, no_compaction: bool, progress: Progress | None) -> Ca
     return _write("vacuum", {**target, "noCompaction": no_compaction}, _report, True, True, progress)
 
 
-def prune(target: Object, revisions: int, age: float, inactive: float, bytes: int, dry_run: bool) -> Call[Report]:
-    o: Object = {"revisions": revisions, "ageNanoseconds": int(age * 1e9), "inactiveNanoseconds": int(inactive * 1e9), "bytes": bytes, "dryRun": dry_run}
+def prune(target: Object, group: str, revisions: int, age: float, inactive: float, bytes: int, dry_run: bool) -> Call[Report]:
+    o: Object = {"group": group, "revisions": revisions, "ageNanoseconds": int(age * 1e9), "inactiveNanoseconds": int(inactive * 1e9), "bytes": bytes, "dryRun": dry_run}
     return _write("prune", {**target, **{k: v for k, v in o.items() if v}}, _report, False, True)
 
 

@@ -1,0 +1,196 @@
+package adapter
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"sync"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/gc"
+)
+
+// Tenants returns a Factory of many stores, for adapters that serve several tenants: each call goes to the store of the
+// tenant for whom it is. of names that tenant, by the context of the call, and returns its store, which is as a rule a
+// namespace of its own: see turnstone.Options and client.Options. What of returns for a tenant is to be the same store
+// each time. An error of it is that of the call; a call that is for nobody has to fail. of is called often, and at once
+// from several goroutines.
+//
+// Handles of sessions belong to the tenant for whom they were made, whoever uses them: what remembers some has Handles.
+func Tenants(of func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {
+	return tenants(of)
+}
+
+type tenants func(context.Context) (string, turnstone.Factory, error)
+
+// tenant returns the tenant for whom a call is, or "" if a store has none.
+func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
+	of, several := store.(tenants)
+	if !several {
+		return "", nil
+	}
+	name, s, err := of(ctx)
+	if err == nil && s == nil {
+		err = errNobody
+	}
+	return name, err
+}
+
+var errNobody = errors.New("adapter: there is no store for this call: the function of Tenants has returned none")
+
+func (of tenants) store(ctx context.Context) (turnstone.Factory, error) {
+	_, s, err := of(ctx)
+	if err == nil && s == nil {
+		err = errNobody
+	}
+	return s, err
+}
+
+func (of tenants) Create(ctx context.Context, r turnstone.Request) (turnstone.Persistence, bool, error) {
+	s, err := of.store(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	return s.Create(ctx, r)
+}
+
+func (of tenants) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	return through(ctx, of, func(s turnstone.Factory) (turnstone.Persistence, error) { return s.Session(ctx, id) })
+}
+
+func (of tenants) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	return through(ctx, of, func(s turnstone.Factory) ([]turnstone.Result, error) { return s.CommitAll(ctx, commits...) })
+}
+
+func (of tenants) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
+	return through(ctx, of, func(s turnstone.Factory) (turnstone.Page, error) { return s.List(ctx, o) })
+}
+
+func (of tenants) Records(ctx context.Context, q turnstone.RecordQuery) (turnstone.RecordPage, error) {
+	return through(ctx, of, func(s turnstone.Factory) (turnstone.RecordPage, error) { return s.Records(ctx, q) })
+}
+
+func (of tenants) WatchRecords(ctx context.Context, prefix string) iter.Seq2[turnstone.RecordUpdate, error] {
+	return each(ctx, of, func(s turnstone.Factory) iter.Seq2[turnstone.RecordUpdate, error] { return s.WatchRecords(ctx, prefix) })
+}
+
+func (of tenants) StartFeed(ctx context.Context, o turnstone.FeedOptions) error {
+	_, err := through(ctx, of, func(s turnstone.Factory) (none, error) { return none{}, s.StartFeed(ctx, o) })
+	return err
+}
+
+func (of tenants) StopFeed(ctx context.Context) error {
+	_, err := through(ctx, of, func(s turnstone.Factory) (none, error) { return none{}, s.StopFeed(ctx) })
+	return err
+}
+
+func (of tenants) Feed(ctx context.Context) (turnstone.Feed, error) {
+	return through(ctx, of, func(s turnstone.Factory) (turnstone.Feed, error) { return s.Feed(ctx) })
+}
+
+func (of tenants) Watch(ctx context.Context, after turnstone.Cursor) iter.Seq2[turnstone.Change, error] {
+	return each(ctx, of, func(s turnstone.Factory) iter.Seq2[turnstone.Change, error] { return s.Watch(ctx, after) })
+}
+
+func (of tenants) Delete(ctx context.Context, id string, policy turnstone.ChildPolicy) error {
+	_, err := through(ctx, of, func(s turnstone.Factory) (none, error) { return none{}, s.Delete(ctx, id, policy) })
+	return err
+}
+
+func (of tenants) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
+	return through(ctx, of, func(s turnstone.Factory) (*gc.Report, error) { return s.GC(ctx, o) })
+}
+
+func (of tenants) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
+	return through(ctx, of, func(s turnstone.Factory) (*gc.VacuumReport, error) { return s.Vacuum(ctx, o) })
+}
+
+type none struct{}
+
+func through[T any](ctx context.Context, of tenants, f func(turnstone.Factory) (T, error)) (T, error) {
+	s, err := of.store(ctx)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return f(s)
+}
+
+func each[T any](ctx context.Context, of tenants, f func(turnstone.Factory) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		s, err := of.store(ctx)
+		if err != nil {
+			var zero T
+			yield(zero, err)
+			return
+		}
+		f(s)(yield)
+	}
+}
+
+// remembered is what an adapter remembers of sessions: of each tenant's by their ids, and of so many at most.
+type remembered[T any] struct {
+	mu sync.Mutex // guards of
+	of map[place]T
+}
+
+type place struct{ tenant, id string }
+
+// maxRemembered is of how many sessions something is remembered.
+const maxRemembered = 10_000
+
+func (m *remembered[T]) get(at place) (v T, found bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, found = m.of[at]
+	return v, found
+}
+
+func (m *remembered[T]) set(at place, v T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.of == nil || len(m.of) >= maxRemembered {
+		m.of = map[place]T{}
+	}
+	m.of[at] = v
+}
+
+func (m *remembered[T]) forget(at ...place) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range at {
+		delete(m.of, p)
+	}
+}
+
+// Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. It is
+// safe for concurrent use.
+type Handles struct {
+	store turnstone.Factory
+	known remembered[turnstone.Persistence]
+}
+
+// NewHandles returns the handles of a store.
+func NewHandles(store turnstone.Factory) *Handles { return &Handles{store: store} }
+
+// With calls f with the session of an id. It calls f again if that session was deleted, and there is another one by now.
+func (h *Handles) With(ctx context.Context, id string, f func(turnstone.Persistence) error) error {
+	name, err := tenant(ctx, h.store)
+	if err != nil {
+		return err
+	}
+	at := place{name, id}
+	if p, found := h.known.get(at); found {
+		err := f(p)
+		if !Gone(err) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			return err
+		}
+		h.known.forget(at)
+	}
+	p, err := h.store.Session(ctx, id)
+	if err != nil {
+		return err
+	}
+	h.known.set(at, p)
+	return f(p)
+}
