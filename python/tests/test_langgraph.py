@@ -6,7 +6,9 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -222,6 +224,27 @@ def test_a_saver_says_how_many_checkpoints_a_prune_leaves(db: turnstonedb.Client
     assert len(ids(TurnstoneSaver(db), "all")) == 4
     with pytest.raises(ValueError, match="keep_last is -1"):
         TurnstoneSaver(db, keep_last=-1)
+
+
+def test_threads_that_nobody_uses_are_deleted_whole(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+
+    def put(thread: str, ns: str, cid: str) -> None:
+        entry(cid, saver, {"configurable": {"thread_id": thread, "checkpoint_ns": ns}})
+
+    for thread in ("old/é", "half", "x" * 400):
+        for ns in ("", "sub|1"):
+            put(thread, ns, "1")
+    time.sleep(3.1)
+    assert saver.delete_idle(timedelta(days=1)) == []
+    put("half", "sub|1", "2")
+    put("new", "", "1")
+    assert sorted(saver.delete_idle(timedelta(seconds=2))) == ["old/é", "x" * 400]
+    assert {t.config["configurable"]["thread_id"] for t in saver.list(None)} == {"half", "new"}
+    assert len(list(saver.list({"configurable": {"thread_id": "half"}}))) == 3
+    assert asyncio.run(saver.adelete_idle(timedelta(seconds=60))) == []
+    with pytest.raises(ValueError, match="idle is"):
+        saver.delete_idle(timedelta(0))
 
 
 def test_a_put_beside_a_removal_stays_the_latest(db: turnstonedb.Client) -> None:

@@ -228,6 +228,21 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		}
 	}
 
+	/** Deletes the threads that nobody has used for so many seconds, in any of their namespaces, and returns them. One that is used meanwhile stays. */
+	async deleteIdle(seconds: number): Promise<string[]> {
+		if (!(seconds > 0)) throw new RangeError(`deleteIdle of ${seconds} seconds`);
+		const before = Date.now() - seconds * 1000;
+		const threads = new Map<string, boolean>(); // whether nobody has used a thread since
+		for (const { thread, updated } of await this.#listed()) threads.set(thread, threads.get(thread) !== false && Date.parse(updated) <= before);
+		const gone: string[] = [];
+		for (const [thread, unused] of threads) {
+			if (!unused) continue;
+			const report = await this.#client.prune({ group: groupOf(thread), inactive: seconds });
+			if (report.deleted) gone.push(thread);
+		}
+		return gone;
+	}
+
 	// Sessions
 
 	#at(place: Place): Session {
@@ -242,10 +257,20 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns the namespaces of a thread, or of all threads. */
 	async #places(thread?: unknown): Promise<Place[]> {
-		const out: Place[] = [];
+		return (await this.#listed(thread)).map(({ thread, ns }) => ({ thread, ns }));
+	}
+
+	/** Returns the namespaces of a thread, or of all threads, and when they were updated. */
+	async #listed(thread?: unknown): Promise<(Place & { updated: string })[]> {
+		const out: (Place & { updated: string })[] = [];
 		for (let after: string | undefined = ""; after !== undefined; ) {
 			const page = await this.#client.list({ after, limit: 1000, group: thread === undefined ? group : groupOf(String(thread)) });
-			out.push(...page.sessions.flatMap((i) => this.#placeOf(i) ?? []));
+			out.push(
+				...page.sessions.flatMap((i) => {
+					const place = this.#placeOf(i);
+					return place ? { ...place, updated: i.updated } : [];
+				}),
+			);
 			after = page.next;
 		}
 		return thread === undefined ? out : out.filter((p) => p.thread === String(thread));

@@ -310,6 +310,20 @@ test("a saver says how many checkpoints a prune leaves", async () => {
 	expect(() => new TurnstoneSaver(db, undefined, { keepLast: -1 })).toThrow(RangeError);
 });
 
+test("threads that nobody uses are deleted whole", async () => {
+	const saver = new TurnstoneSaver(await open());
+	const some = (thread: string, ns: string) => put(saver, { configurable: { thread_id: thread, checkpoint_ns: ns } }, { x: 1 }, { x: 1 }, { x: 1 });
+	for (const thread of ["old/é", "half"]) for (const ns of ["", "sub|1"]) await some(thread, ns);
+	await new Promise((done) => setTimeout(done, 2100));
+	expect(await saver.deleteIdle(86400)).toEqual([]);
+	await some("half", "sub|1");
+	await some("new", "");
+	expect(await saver.deleteIdle(2)).toEqual(["old/é"]);
+	const left = (await all(saver.list({ configurable: {} }))).map((t) => t.config.configurable?.thread_id);
+	expect(left.sort()).toEqual(["half", "half", "half", "new"]);
+	await expect(saver.deleteIdle(0)).rejects.toThrow(RangeError);
+});
+
 test("a list that grows costs what was added", async () => {
 	const store = newStore();
 	const saver = new TurnstoneSaver(await open(store));

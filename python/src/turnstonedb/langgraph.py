@@ -20,6 +20,7 @@ import secrets
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -42,7 +43,7 @@ from ._filter import at
 from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
-from .types import Commit, NewNode, Record, RecordChange, Ref
+from .types import Commit, Info, NewNode, Record, RecordChange, Ref
 
 if TYPE_CHECKING:
     from ._async import AsyncClient
@@ -208,6 +209,9 @@ class _Steps:
 
     def _pages(self, group: str) -> Steps[list[tuple[str, str, str]]]:
         """Returns id, thread and namespace of the sessions of a group."""
+        return [(i.id, thread, ns) for i, thread, ns in (yield from self._infos(group))]
+
+    def _infos(self, group: str) -> Steps[list[tuple[Info, str, str]]]:
         out, after = [], ""
         while True:
             page = yield _calls.list_sessions(after, 1000, "", group, None, None)
@@ -215,7 +219,7 @@ class _Steps:
                 with suppress(ValueError, KeyError, TypeError):  # Somebody else has put it into the group.
                     place = json.loads(i.name)
                     if _session(place["thread"], place["ns"]) == i.id:
-                        out.append((i.id, place["thread"], place["ns"]))
+                        out.append((i, place["thread"], place["ns"]))
             after = page.next
             if not after:
                 return out
@@ -607,6 +611,20 @@ class _Steps:
             with suppress(NotFoundError):
                 yield _calls.delete({"session": id}, "keep")
 
+    def _delete_idle(self, idle: timedelta) -> Steps[list[str]]:
+        if idle <= timedelta(0):
+            raise ValueError(f"idle is {idle}: want more than nothing")
+        before = datetime.now(timezone.utc) - idle - timedelta(seconds=1)  # Fractions of a second are cut off below.
+        threads: dict[str, bool] = {}  # whether nobody has used a thread since
+        for i, thread, _ in (yield from self._infos(_GROUP)):
+            threads[thread] = threads.get(thread, True) and datetime.fromisoformat(i.updated[:19] + "+00:00") <= before
+        gone = []
+        for thread in [t for t, unused in threads.items() if unused]:
+            report = yield _calls.prune({}, _group(thread), 0, 0, idle.total_seconds(), 0, False)
+            if report.counts.get("deleted"):
+                gone.append(thread)
+        return gone
+
     def _remove(self, id: str, cids: set[str]) -> Steps[None]:
         """Removes checkpoints of a namespace, with their writes."""
         target = {"session": id}
@@ -751,6 +769,10 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
         """Deletes a thread, with all its namespaces."""
         self._do(self._delete_thread(thread_id))
 
+    def delete_idle(self, idle: timedelta) -> Sequence[str]:
+        """Deletes the threads that nobody has used for so long, in any of their namespaces, and returns them. One that is used meanwhile stays."""
+        return self._do(self._delete_idle(idle))
+
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Deletes the checkpoints of runs, and their writes."""
         self._do(self._delete_for_runs(run_ids))
@@ -803,6 +825,10 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
     async def adelete_thread(self, thread_id: str) -> None:
         """Deletes a thread, with all its namespaces."""
         await self._ado(self._delete_thread(thread_id))
+
+    async def adelete_idle(self, idle: timedelta) -> Sequence[str]:
+        """Deletes the threads that nobody has used for so long, in any of their namespaces, and returns them. One that is used meanwhile stays."""
+        return await self._ado(self._delete_idle(idle))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Deletes the checkpoints of runs, and their writes."""
