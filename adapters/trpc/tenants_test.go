@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"trpc.group/trpc-go/trpc-agent-go/memory"
 	"trpc.group/trpc-go/trpc-agent-go/model"
 	"trpc.group/trpc-go/trpc-agent-go/session"
 
@@ -33,5 +34,17 @@ func TestKT4_OneServiceServesTenants(t *testing.T) {
 			out = append(out, string(value))
 		}
 		return append(out, texts(got)...), nil
+	})
+	memories := func(store turnstone.Factory) *trpc.Memory { return trpc.NewMemory(store, 0) }
+	adaptertest.Apart(t, memories, func(ctx context.Context, m *trpc.Memory, text string) (out []string, err error) {
+		of := memory.UserKey{AppName: "a", UserID: "u"}
+		if err := m.AddMemory(ctx, of, text, nil); err != nil {
+			return nil, err
+		}
+		all, err := m.ReadMemories(ctx, of, 0)
+		for _, e := range all {
+			out = append(out, e.Memory.Memory)
+		}
+		return out, err
 	})
 }

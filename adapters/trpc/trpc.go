@@ -1,7 +1,7 @@
 // Package trpc keeps the sessions of trpc-agent-go in a store of Turnstone, and the checkpoints of its graphs:
 // NewSessions returns a session.Service, which is a session.TrackService and a session.WindowService as well,
-// NewArtifacts an artifact.Service, and NewCheckpoints a graph.CheckpointSaver. All work on any turnstone.Factory: a store in the process, or a client of a
-// server.
+// NewArtifacts an artifact.Service, NewMemory a memory.Service, and NewCheckpoints a graph.CheckpointSaver. All work on
+// any turnstone.Factory: a store in the process, or a client of a server.
 //
 // A session is a session of the store, trpc/APP/USER/ID, in the group of its user. An event is a commit with one
 // node, and with what it changes of the session's state. Values of state, summaries and the list of tracks are
