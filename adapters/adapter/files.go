@@ -155,7 +155,7 @@ func LoadFile(ctx context.Context, h turnstone.Persistence, name string, version
 
 // FileNames returns the names of the files of a session, in their order.
 func FileNames(ctx context.Context, h turnstone.Persistence) (out []string, err error) {
-	found, _, err := recordsOf(ctx, h, namePrefix)
+	found, _, err := Records(ctx, h, namePrefix)
 	for _, r := range found {
 		out = append(out, strings.TrimPrefix(r.Key, namePrefix))
 	}

@@ -257,7 +257,7 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte, whole bool, err error) {
 	out = map[string][]byte{}
 	st := state{version: turnstone.NoRecord}
-	found, pages, err := recordsOf(ctx, h, "state")
+	found, pages, err := Records(ctx, h, "state")
 	if err != nil {
 		return nil, false, err
 	}
@@ -270,7 +270,7 @@ func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte
 	}
 	damaged := ""
 	for key, l := range st.large {
-		parts, _, err := recordsOf(ctx, h, partPrefix+l.ID+"/")
+		parts, _, err := Records(ctx, h, partPrefix+l.ID+"/")
 		if err != nil {
 			return nil, false, err
 		}
@@ -299,8 +299,9 @@ func values(ctx context.Context, h turnstone.Persistence) (out map[string][]byte
 	return out, whole, err
 }
 
-// recordsOf returns all records whose keys begin with prefix, and in how many pages they came.
-func recordsOf(ctx context.Context, h turnstone.Persistence, prefix string) (out []turnstone.Record, pages int, err error) {
+// Records returns all records of a session whose keys begin with prefix, and in how many pages they came: one page is of
+// one moment, and several are not.
+func Records(ctx context.Context, h turnstone.Persistence, prefix string) (out []turnstone.Record, pages int, err error) {
 	for q := (turnstone.RecordQuery{Prefix: prefix, Limit: turnstone.MaxPage}); ; {
 		page, err := h.Records(ctx, q)
 		if err != nil {

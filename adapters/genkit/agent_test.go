@@ -29,7 +29,7 @@ func counter(store turnstone.Factory, work func(context.Context) error) *exp.Age
 			return &exp.TurnResult{FinishReason: exp.AgentFinishReasonStop}, nil
 		})
 		return sess.Result(), err
-	}, exp.WithSessionStore(genkit.NewStore[custom](store)))
+	}, exp.WithSessionStore(genkit.NewStore[custom](store, genkit.Options{})))
 }
 
 func idle(context.Context) error { return nil }

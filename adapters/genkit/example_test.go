@@ -32,7 +32,7 @@ func Example() {
 	defer store.Close()
 
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil))) // Genkit says that it begins.
-	agent := gkx.DefineCustomAgent(gk.Init(ctx, gk.WithExperimental()), "echo", echo, exp.WithSessionStore(genkit.NewStore[any](store.Factory())))
+	agent := gkx.DefineCustomAgent(gk.Init(ctx, gk.WithExperimental()), "echo", echo, exp.WithSessionStore(genkit.NewStore[any](store.Factory(), genkit.Options{})))
 	for _, text := range []string{"Hello", "Hello again"} {
 		out, err := agent.RunText(ctx, text, exp.WithSessionID[any]("chat"))
 		if err != nil {

@@ -2,9 +2,9 @@
 // agent, whose snapshots other processes see and watch. It works on any turnstone.Factory: a store in the process, or
 // a client of a server.
 //
-// A session of Genkit is a session of the store, genkit/ID in the group genkit. Its messages are nodes, and the rest
-// of its state is a checkpoint part, so a snapshot stores what is new in it: a snapshot is a record of the session,
-// and names the revision that has its state.
+// A session of Genkit is a session of the store, genkit/ID in the group genkit, or genkit-of/PREFIX/ID. Its messages are
+// nodes, and the rest of its state is a checkpoint part, so a snapshot stores what is new in it: a snapshot is a record of
+// the session, and names the revision that has its state.
 package genkit
 
 import (
@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/firebase/genkit/go/ai"
 	"github.com/firebase/genkit/go/ai/exp"
@@ -31,12 +32,12 @@ import (
 )
 
 const (
-	group = "genkit"
+	// root is the group of all sessions, and what their ids and the keys of their snapshots begin with: "/" and an id
+	// follow. Genkit gives each snapshot another id. With Options.Prefix it is prefixed, "/" and the prefix.
+	root     = "genkit"
+	prefixed = "genkit-of"
 	// statePart is the checkpoint part with the state without its messages.
 	statePart = "state"
-	// snapshotPrefix begins the key of a snapshot's record; the id of the snapshot follows. Genkit gives each snapshot
-	// another id.
-	snapshotPrefix = "genkit/"
 	// createdPrefix begins the keys of the records that list the snapshots of a session. The snapshot that was created
 	// last comes first.
 	createdPrefix = ".genkit-created/"
@@ -50,8 +51,22 @@ const (
 //
 // The id of a snapshot, and that of a session, have at most 505 bytes. A message, and the rest of a state, have at
 // most turnstone.MaxPayload bytes; a snapshot without its state has at most turnstone.MaxRecord. Agents whose
-// sessions may have equal ids need a namespace each: see turnstone.Options.
-type Store[State any] struct{ store turnstone.Factory }
+// sessions may have equal ids need a prefix each, or a namespace: see Options and turnstone.Options.
+type Store[State any] struct {
+	store turnstone.Factory
+	o     Options
+}
+
+// Options of a Store, as Genkit's store of files has them. The zero value has no prefix, and keeps all snapshots.
+type Options struct {
+	// Prefix, if set, returns whose snapshots a call is about, for example those of a user, by the call's context. A call
+	// finds those of its own prefix only. An empty prefix, and one that is not UTF-8, is refused. The ids of snapshots and
+	// sessions are shorter by its bytes, those of "/" and "%" threefold, and 4 more.
+	Prefix func(context.Context) string
+	// MaxChain is how many snapshots there are at most from one back along its parents: saving a new one deletes those
+	// before. 0 keeps all. The revisions that they leave in the store go with turnstone.Store.Prune.
+	MaxChain int
+}
 
 var (
 	_ exp.SessionStore[any]  = (*Store[any])(nil)
@@ -59,7 +74,21 @@ var (
 )
 
 // NewStore returns a session store on a store of Turnstone.
-func NewStore[State any](store turnstone.Factory) *Store[State] { return &Store[State]{store} }
+func NewStore[State any](store turnstone.Factory, o Options) *Store[State] {
+	return &Store[State]{store, o}
+}
+
+// root returns what the ids and keys begin with that a call is about.
+func (s *Store[State]) root(ctx context.Context) (string, error) {
+	if s.o.Prefix == nil {
+		return root, nil
+	}
+	p := s.o.Prefix(ctx)
+	if p == "" || !utf8.ValidString(p) {
+		return "", &turnstone.InvalidError{Where: "prefix", Reason: fmt.Sprintf("%q is empty or not UTF-8", p)}
+	}
+	return adapter.Join(prefixed, p), nil
+}
 
 // row is the value of a snapshot's record.
 type row[State any] struct {
@@ -69,6 +98,7 @@ type row[State any] struct {
 
 // stored is a snapshot as the store has it. The zero value is one that it does not have.
 type stored[State any] struct {
+	root    string
 	session turnstone.Persistence
 	record  turnstone.Record
 	row     row[State]
@@ -76,29 +106,34 @@ type stored[State any] struct {
 
 // find returns the snapshot of an id.
 func (s *Store[State]) find(ctx context.Context, id string) (stored[State], error) {
-	q := turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1} // A key sorts before its extensions.
+	root, err := s.root(ctx)
+	if err != nil {
+		return stored[State]{}, err
+	}
+	q := turnstone.RecordQuery{Prefix: root + "/" + id, Limit: 1} // A key sorts before its extensions.
 	for {
 		page, err := s.store.Records(ctx, q)
 		if err != nil {
 			return stored[State]{}, err
 		}
 		if len(page.Records) > 0 {
-			return s.storedAs(ctx, page.Records[0], q.Prefix)
+			return s.storedAs(ctx, page.Records[0], root, q.Prefix)
 		}
 		if q.After = page.Next; q.After == "" {
-			return stored[State]{}, nil
+			return stored[State]{root: root}, nil
 		}
 	}
 }
 
-// storedAs returns the snapshot that a record holds. It returns the zero value if the record has another key, or if
-// the record's session is gone.
-func (s *Store[State]) storedAs(ctx context.Context, r turnstone.Record, key string) (out stored[State], err error) {
+// storedAs returns the snapshot that a record holds. It returns none if the record has another key, or if the record's
+// session is gone.
+func (s *Store[State]) storedAs(ctx context.Context, r turnstone.Record, root, key string) (out stored[State], err error) {
+	out.root = root
 	if r.Key != key {
 		return out, nil
 	}
 	if out.session, err = s.store.Session(ctx, r.Session); err != nil {
-		return stored[State]{}, unless(adapter.Gone, err)
+		return stored[State]{root: root}, unless(adapter.Gone, err)
 	}
 	out.record = r
 	return out, out.row.read(r)
@@ -119,8 +154,6 @@ func unless(kind func(error) bool, err error) error {
 	}
 	return err
 }
-
-func sessionID(id string) string { return group + "/" + id }
 
 // GetSnapshot returns the snapshot of an id, or nil.
 func (s *Store[State]) GetSnapshot(ctx context.Context, id string) (*exp.SessionSnapshot[State], error) {
@@ -161,7 +194,11 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 	if session == "" {
 		return nil, errors.New("genkit: the session ID is empty")
 	}
-	h, err := s.store.Session(ctx, sessionID(session))
+	root, err := s.root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := s.store.Session(ctx, root+"/"+session)
 	if err != nil {
 		return nil, unless(adapter.Gone, err)
 	}
@@ -169,7 +206,7 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 	if err != nil || len(listed.Records) == 0 {
 		return nil, unless(adapter.Gone, err)
 	}
-	r, err := h.Record(ctx, snapshotPrefix+string(listed.Records[0].Value))
+	r, err := h.Record(ctx, root+"/"+string(listed.Records[0].Value))
 	if err != nil {
 		return nil, unless(adapter.Gone, err)
 	}
@@ -229,7 +266,7 @@ func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp
 func (s *Store[State]) existing(ctx context.Context, id string) (stored[State], *exp.SessionSnapshot[State], error) {
 	old, err := s.find(ctx, id)
 	if err != nil || old.session == nil {
-		return stored[State]{}, nil, err
+		return old, nil, err
 	}
 	snap, err := old.snapshot(ctx)
 	if errors.Is(err, turnstone.ErrRevisionPruned) {
@@ -237,7 +274,7 @@ func (s *Store[State]) existing(ctx context.Context, id string) (stored[State], 
 		snap, err = old.snapshot(ctx)
 	}
 	if err == nil && snap == nil {
-		old = stored[State]{}
+		old = stored[State]{root: old.root}
 	}
 	return old, snap, err
 }
@@ -273,7 +310,7 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Turn: uuid.NewString(), Labels: map[string]string{snapshotLabel: id, statusLabel: string(next.Status)}},
 	}
 	if c.Session == nil {
-		c.Create = &turnstone.Request{ID: sessionID(next.SessionID), Metadata: head.Metadata{Group: group}}
+		c.Create = &turnstone.Request{ID: old.root + "/" + next.SessionID, Metadata: head.Metadata{Group: old.root}}
 	}
 	// These checks refuse a bad snapshot before any of its messages is stored.
 	if c.Records, err = r.records(old); err == nil {
@@ -293,7 +330,7 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		same = bytes.Equal(was.state, now)
 	}
 	if next.State != nil && !same {
-		if err := s.build(ctx, next, &c); err != nil {
+		if err := s.build(ctx, old.root, next, &c); err != nil {
 			return err
 		}
 		r.Revision, c.Keep = c.Expected+1, kept
@@ -301,12 +338,56 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 	if c.Records, err = r.records(old); err != nil {
 		return err
 	}
+	if old.session == nil {
+		past, err := s.past(ctx, old.root, next)
+		if err != nil {
+			return err
+		}
+		c.Records = append(c.Records, past...)
+	}
 	if old.session != nil && r.Revision == old.row.Revision && was.status == next.Status {
 		_, err = old.session.ChangeRecords(ctx, c.Records...) // A heartbeat, for example: those who watch are not told.
 	} else {
 		_, err = s.store.CommitAll(ctx, c)
 	}
 	return err
+}
+
+// past returns the changes that delete the snapshots which are too many when a new one is saved.
+func (s *Store[State]) past(ctx context.Context, root string, next *exp.SessionSnapshot[State]) (out []turnstone.RecordChange, err error) {
+	if s.o.MaxChain <= 0 || next.ParentID == "" {
+		return nil, nil
+	}
+	h, err := s.store.Session(ctx, root+"/"+next.SessionID)
+	if err != nil {
+		return nil, unless(adapter.Gone, err)
+	}
+	all, _, err := adapter.Records(ctx, h, root+"/")
+	if err != nil {
+		return nil, unless(adapter.Gone, err)
+	}
+	there := map[string]turnstone.Record{}
+	for _, r := range all {
+		there[r.Key] = r
+	}
+	for n, key := 1, root+"/"+next.ParentID; len(out) < turnstone.MaxRecords/2; n++ {
+		r, found := there[key]
+		if !found {
+			break
+		}
+		delete(there, key)
+		var of row[State]
+		if err := of.read(r); err != nil {
+			return nil, err
+		}
+		if n >= s.o.MaxChain {
+			out = append(out,
+				turnstone.RecordChange{Key: key, Action: turnstone.DeleteRecord, Expect: r.Version},
+				turnstone.RecordChange{Key: createdKey(&of.Snapshot), Action: turnstone.DeleteRecord})
+		}
+		key = root + "/" + of.Snapshot.ParentID
+	}
+	return out, nil
 }
 
 // stateJSON returns a state as JSON, or nil if there is none.
@@ -328,7 +409,7 @@ func (r *row[State]) records(old *stored[State]) ([]turnstone.RecordChange, erro
 		return nil, fmt.Errorf("genkit: the snapshot: %w", err)
 	}
 	id := r.Snapshot.SnapshotID
-	changes := []turnstone.RecordChange{{Key: snapshotPrefix + id, Value: value, Expect: cmp.Or(old.record.Version, turnstone.NoRecord)}}
+	changes := []turnstone.RecordChange{{Key: old.root + "/" + id, Value: value, Expect: cmp.Or(old.record.Version, turnstone.NoRecord)}}
 	before, listed := "", createdKey(&r.Snapshot)
 	if old.session != nil {
 		before = createdKey(&old.row.Snapshot)
@@ -344,7 +425,7 @@ func (r *row[State]) records(old *stored[State]) ([]turnstone.RecordChange, erro
 
 // build makes c a commit that gives its session the state of a snapshot: it adds the messages that are new, behind
 // those that the session's head, or else the snapshot's parent, has as well.
-func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit) error {
+func (s *Store[State]) build(ctx context.Context, root string, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit) error {
 	rest := *of.State
 	rest.Messages = nil
 	part, err := stateJSON(&rest)
@@ -364,7 +445,7 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 	}
 	c.Checkpoint = map[string][]byte{statePart: part}
 	for stored := false; ; stored = true {
-		base, err := s.base(ctx, of, c, messages)
+		base, err := s.base(ctx, root, of, c, messages)
 		if err != nil {
 			return err
 		}
@@ -380,11 +461,11 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 			return err
 		}
 		// More than one commit takes: the messages come before the snapshot, in several.
-		all := transcript.Snapshot{Metadata: head.Metadata{Group: group}}
+		all := transcript.Snapshot{Metadata: head.Metadata{Group: root}}
 		for _, m := range messages {
 			all.Messages = append(all.Messages, transcript.Message{Kind: m.Kind, Payload: m.Payload})
 		}
-		if _, err := transcript.New(s.store).Save(ctx, sessionID(of.SessionID), all); err != nil {
+		if _, err := transcript.New(s.store).Save(ctx, root+"/"+of.SessionID, all); err != nil {
 			return err
 		}
 	}
@@ -392,12 +473,12 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 
 // base returns the nodes that the session has of the messages, from the first one on, and sets the revision that c
 // expects.
-func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit, messages []turnstone.NewNode) ([]turnstone.Node, error) {
+func (s *Store[State]) base(ctx context.Context, root string, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit, messages []turnstone.NewNode) ([]turnstone.Node, error) {
 	c.Expected = 0
 	h := c.Session
 	if h == nil { // of a new snapshot
 		var err error
-		if h, err = s.store.Session(ctx, sessionID(of.SessionID)); err != nil {
+		if h, err = s.store.Session(ctx, root+"/"+of.SessionID); err != nil {
 			return nil, unless(adapter.Gone, err)
 		}
 	}
@@ -411,7 +492,7 @@ func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State],
 		return head.Nodes[:same], nil
 	}
 	// The session has branched. The parent's state is where this one goes on from.
-	r, err := h.Record(ctx, snapshotPrefix+of.ParentID)
+	r, err := h.Record(ctx, root+"/"+of.ParentID)
 	if err != nil {
 		return head.Nodes[:same], unless(missing, err)
 	}
@@ -491,7 +572,7 @@ func (s *Store[State]) watch(ctx context.Context, id string, send func(exp.Snaps
 		return err == nil
 	}
 	// The record, and the revision that it is of.
-	page, err := of.session.Records(ctx, turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1})
+	page, err := of.session.Records(ctx, turnstone.RecordQuery{Prefix: of.root + "/" + id, Limit: 1})
 	if err != nil || len(page.Records) == 0 {
 		return adapter.Gone(err)
 	}

@@ -49,7 +49,7 @@ type snapshots struct {
 }
 
 func on(t *testing.T, store turnstone.Factory) snapshots {
-	return snapshots{T: t, Store: genkit.NewStore[custom](store)}
+	return snapshots{T: t, Store: genkit.NewStore[custom](store, genkit.Options{})}
 }
 
 // begin is the time of the first snapshot of each test.

@@ -6,12 +6,16 @@ import (
 
 	"github.com/firebase/genkit/go/ai"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter/adaptertest"
 	"github.com/turnstonedb/turnstone/adapters/genkit"
 )
 
 func TestKT4_OneStoreServesTenants(t *testing.T) {
-	adaptertest.Apart(t, genkit.NewStore[custom], func(ctx context.Context, s *genkit.Store[custom], text string) (out []string, err error) {
+	open := func(store turnstone.Factory) *genkit.Store[custom] {
+		return genkit.NewStore[custom](store, genkit.Options{})
+	}
+	adaptertest.Apart(t, open, func(ctx context.Context, s *genkit.Store[custom], text string) (out []string, err error) {
 		_, err = s.SaveSnapshot(ctx, "id", func(existing *snapshot) (*snapshot, error) {
 			if existing == nil {
 				existing = &snapshot{SessionID: "session", CreatedAt: begin, State: &state{SessionID: "session"}}

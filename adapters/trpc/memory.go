@@ -91,18 +91,13 @@ func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error)
 		if out.changed, err = version(ctx, h); err != nil {
 			break
 		}
-		clear(out.stored)
-		q := turnstone.RecordQuery{Prefix: memoryPrefix, Limit: turnstone.MaxPage}
-		for more := true; more && err == nil; more = q.After != "" {
-			var page turnstone.RecordPage
-			page, err = h.Records(ctx, q)
-			for _, r := range page.Records {
-				out.stored[strings.TrimPrefix(r.Key, memoryPrefix)] = r.Value
-			}
-			q.After = page.Next
-		}
-		if err != nil {
+		var all []turnstone.Record
+		if all, _, err = adapter.Records(ctx, h, memoryPrefix); err != nil {
 			break
+		}
+		clear(out.stored)
+		for _, r := range all {
+			out.stored[strings.TrimPrefix(r.Key, memoryPrefix)] = r.Value
 		}
 		var again turnstone.RecordVersion
 		if again, err = version(ctx, h); err != nil || again == out.changed { // else it is of several moments

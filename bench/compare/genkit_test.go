@@ -19,7 +19,7 @@ import (
 var genkitStores = map[string]func(b *testing.B, dir string) (s exp.SessionStore[any], end func()){
 	"turnstone": func(b *testing.B, dir string) (exp.SessionStore[any], func()) {
 		st, end := openPebble(b, dir)
-		return turnstonegenkit.NewStore[any](st), end
+		return turnstonegenkit.NewStore[any](st, turnstonegenkit.Options{}), end
 	},
 	"file": func(b *testing.B, dir string) (exp.SessionStore[any], func()) {
 		s, err := localstore.NewFileSessionStore[any](filepath.Join(dir, "snapshots"))
