@@ -14,11 +14,12 @@ import pytest
 from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
-from turnstonedb import AsyncClient
+from turnstonedb import AsyncClient, claude_agent
 from turnstonedb._async import AsyncSession
 from turnstonedb._server import command
 from turnstonedb.claude_agent import TurnstoneSessionStore
 from turnstonedb.errors import UnavailableError
+from turnstonedb.types import RecordChange
 
 
 @asynccontextmanager
@@ -216,3 +217,21 @@ async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
         await TurnstoneSessionStore(db).append(k, titles[1:])
         assert await TurnstoneSessionStore(db).load(k) == lines + titles[1:]
         assert (await (await db.session(main)).info()).name == "A"
+
+
+@pytest.mark.asyncio
+async def test_long_after_an_import_a_line_that_is_equal_to_one_of_it_is_new(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def some() -> list[Any]:
+        return [{"type": "mode", "mode": "plan"}, said(str(uuid.uuid4()), None, "Hello")]
+
+    k, all = key(session=str(uuid.uuid4())), some()
+    async with opened(Path(store)) as db:
+        await TurnstoneSessionStore(db).append(k, all)
+        await (await db.session(k["session_id"])).change_records(RecordChange.set(".import.stamp", b"x"))
+        for later in (False, True):
+            more = some()
+            all += more if later else more[1:]
+            with monkeypatch.context() as m:
+                m.setattr(claude_agent, "_BESIDE", 0.0 if later else 60.0)
+                await TurnstoneSessionStore(db).append(k, more)
+            assert await TurnstoneSessionStore(db).load(k) == all

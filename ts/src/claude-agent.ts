@@ -33,6 +33,7 @@ const identityLabel = "import.identity";
 const formatLabel = ".import.format";
 const mirrorLabels = { [formatLabel]: "claude-code", ".import.mirror": "claude-agent-sdk" };
 const summaryKey = "claude.summary-js/"; // and the project: the key of a record of the session
+const beside = 60_000; // milliseconds since the last event that an import has read, if the agent goes on while it reads
 const stampKey = ".import.stamp"; // a record of a session that an import has read from its file
 
 const atOnce = 500; // lines of a commit
@@ -104,7 +105,9 @@ export class TurnstoneSessionStore implements SessionStore {
 			const state = await session.load({ full: true });
 			stands.revision = state.revision;
 			for (const n of state.nodes) if (n.key) stands.nodes.set(n.key.split("~")[0] as string, n.id);
-			if (await session.record(stampKey)) {
+			const stamp = await session.record(stampKey);
+			if (stamp) {
+				stands.beside = Date.now() - Date.parse(stamp.time) < beside;
 				stands.imported = new Map();
 				for (const n of state.nodes) if (!n.key) stands.imported.set(n.payload.toString(), (stands.imported.get(n.payload.toString()) ?? 0) + 1);
 			}
@@ -350,6 +353,8 @@ class Standing {
 	readonly nodes = new Map<string, string>();
 	/** How often there are lines without a uuid, if an import has read the file. */
 	imported: Map<string, number> | undefined;
+	/** The import has read what was written a moment ago. */
+	beside = false;
 	summary: Record<string, unknown> = {};
 	/** The title that the session may have as its name. */
 	titleBefore = "";
@@ -367,6 +372,9 @@ class Standing {
 	/** Returns the lines that are not there. */
 	fresh(lines: Line[]): Line[] {
 		const seen = new Set<string>();
+		// An import has read the beginning of these lines, or none. If the first one with a uuid says that it is none, then
+		// what is before that one is new as well, unless the import has stopped there just now.
+		if (!this.beside && !this.nodes.has(lines.find((l) => l.uuid)?.uuid ?? "")) this.imported = undefined;
 		return lines.filter((line) => {
 			const n = line.uuid ? 0 : (this.imported?.get(line.payload) ?? 0);
 			if (n > 0) this.imported?.set(line.payload, n - 1);

@@ -120,6 +120,23 @@ test("the SDK lists, reads, renames, tags, forks and deletes its sessions", asyn
 	expect(results[0]?.forked).toBe(2);
 });
 
+test("long after an import a line that is equal to one of it is new", async () => {
+	const db = await open();
+	const key = { projectKey: "p", sessionId: randomUUID() };
+	const mode = { type: "mode", mode: "plan" };
+	const some = () => [mode, { type: "user", uuid: randomUUID(), message: { role: "user", content: "Hello" } }];
+	const all = some();
+	await new TurnstoneSessionStore(db).append(key, all);
+	await (await db.session(key.sessionId)).changeRecords([{ key: ".import.stamp", action: "set", value: Buffer.from("x") }]);
+	const soon = some();
+	await new TurnstoneSessionStore(db).append(key, soon);
+	const now = vi.spyOn(Date, "now").mockReturnValue(Date.now() + 120_000);
+	const later = some();
+	await new TurnstoneSessionStore(db).append(key, later);
+	now.mockRestore();
+	expect(await new TurnstoneSessionStore(db).load(key)).toEqual([...all, ...soon.slice(1), ...later]);
+});
+
 test("an entry is stored once, by two hosts at once and when a batch comes again", async () => {
 	const db = await open();
 	const [a, b] = [new TurnstoneSessionStore(db), new TurnstoneSessionStore(db)];

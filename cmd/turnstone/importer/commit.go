@@ -99,6 +99,9 @@ func (h *held) metadata(c *Conversation) head.Metadata {
 			m.Labels[key] = "" // the file does not have the field any more
 		}
 	}
+	if h.info.Labels[ProjectLabel] != "" { // what mirrors it may know better
+		delete(m.Labels, ProjectLabel)
+	}
 	if h.info.Name == "" || h.mark.name == nameSum(h.info.Name) { // an import has set the name
 		m.Name = c.Name
 	}

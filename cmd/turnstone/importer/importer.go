@@ -62,8 +62,8 @@ type Conversation struct {
 	// Totals is the usage of the whole conversation, if the file reports it. The part
 	// of it that the events don't report is committed with the last event.
 	Totals []head.Usage
-	// origin is a hash of the path of the file; empty for standard input.
-	origin string
+	// folder is the directory of the file, and origin a hash of its path; empty for standard input.
+	folder, origin string
 	// Mended counts the faults of the file that were mended, in the first conversation of the file.
 	Mended map[Mend]int
 	// Redacted counts the secrets of the file that were replaced, by the rules that found them, in its first

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
@@ -67,6 +69,9 @@ const (
 	FileLabel   = ".import.file"   // the base name of the file
 	BranchLabel = ".import.branch" // the branch of git that the agent worked on last
 	MirrorLabel = ".import.mirror" // what stores the lines of the file as the agent writes them, if anything does
+	// ProjectLabel is the project of a session of Claude Code: the name of its folder in the folder "projects". Session
+	// stores of the Claude Agent SDK find sessions by it.
+	ProjectLabel = "claude.project"
 )
 
 // stampKey is the key of the record with the stamp of the last import. The last commit of an import
@@ -405,6 +410,9 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
 		IdentityLabel: c.Identity, FileLabel: clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), FormatLabel: c.Format,
+	}
+	if folder, name := filepath.Split(c.folder); c.Format == claude.name && c.Agent == "" && filepath.Base(folder) == "projects" && len(name) <= turnstone.MaxLabel && utf8.ValidString(name) {
+		out[ProjectLabel] = name
 	}
 	for k, v := range c.Labels {
 		out[k] = v

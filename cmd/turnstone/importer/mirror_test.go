@@ -1,6 +1,7 @@
 package importer_test
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -50,6 +51,39 @@ func TestP25_LinesOfAMirrorAreNotStoredAgain(t *testing.T) {
 		}
 		if once := len(state.Nodes) == len(lines); once != mirrored {
 			t.Errorf("mirrored %v: %d nodes", mirrored, len(state.Nodes))
+		}
+	}
+}
+
+// A session of a folder of Claude Code's is of its project, unless what mirrors it says another one.
+func TestP25_AnImportedSessionIsOfItsProject(t *testing.T) {
+	const id = "0b0d7a3e-7c1a-4d5c-9a57-2f6f7d1c0001"
+	line := `{"parentUuid":null,"type":"user","message":{"role":"user","content":"Hello."},"uuid":"u1","timestamp":"2026-11-01T10:00:00.000Z","sessionId":"` + id + `"}` + "\n"
+	for file, want := range map[string]string{
+		"/home/ann/.claude/projects/-home-ann-trip/" + id + ".jsonl": "-home-ann-trip",
+		"/backup/-home-ann-trip/" + id + ".jsonl":                    "",
+		id + ".jsonl": "",
+		"-":           "",
+	} {
+		for _, mirrored := range []string{"", "-other"} {
+			st, _ := openClocked(t)
+			if mirrored != "" {
+				labels := map[string]string{importer.IdentityLabel: "claude-code:" + id, importer.ProjectLabel: mirrored}
+				if _, _, err := st.Create(t.Context(), turnstone.Request{ID: id, Metadata: head.Metadata{Labels: labels}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 2 {
+				importer.Load(t.Context(), st, parse(t, file, line), importer.Options{})
+			}
+			s, err := st.Session(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i, err := s.Info(t.Context())
+			if err != nil || i.Labels[importer.ProjectLabel] != cmp.Or(mirrored, want) {
+				t.Errorf("%s: %q, %v", file, i.Labels, err)
+			}
 		}
 	}
 }

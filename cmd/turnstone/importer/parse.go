@@ -70,7 +70,7 @@ func (p *parser) conversations() ([]Conversation, []*BadInput) {
 	out := p.out[:0]
 	for i := range p.out {
 		c := &p.out[i]
-		c.File, c.origin = filepath.Base(p.file), hashPath(p.path)
+		c.File, c.folder, c.origin = filepath.Base(p.file), filepath.Dir(p.path), hashPath(p.path)
 		if seen[c.ID]++; seen[c.ID] > 1 { // the file has the id twice
 			c.ID = fmt.Sprintf("%s~%d", c.ID, seen[c.ID])
 		}

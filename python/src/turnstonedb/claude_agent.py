@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 import secrets
+import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +44,7 @@ _STAMP = ".import.stamp"  # a record of a session that an import has read from i
 _AT_ONCE = 500  # lines of a commit
 _BYTES_AT_ONCE = 4 << 20  # of these
 _MODEL = 128  # bytes of the name of a model
+_BESIDE = 60.0  # seconds since the last event that an import has read, if the agent goes on while it reads
 _KNOWN = 256  # transcripts that are remembered
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -108,8 +110,9 @@ class TurnstoneSessionStore(SessionStore):
             t.revision = state.revision
             lines = [_Line.of(n.payload) for n in state.nodes]
             t.nodes = {n.key.partition("~")[0]: n.id for n in state.nodes if n.key}
-            if await handle.record(_STAMP):
+            if stamp := await handle.record(_STAMP):
                 t.imported = Counter(n.payload for n in state.nodes if not n.key)
+                t.beside = time.time() - _milliseconds(stamp.time) / 1000 < _BESIDE
             for line in lines:
                 t.count(line)
             t.fold([line for line in lines if line.entry])
@@ -296,6 +299,7 @@ class _Transcript:
     revision: int = 0
     nodes: dict[str, str] = field(default_factory=dict)  # by the uuids of their entries
     imported: Counter[bytes] | None = None  # lines without a uuid, if an import has read the file
+    beside: bool = False  # it has read what was written a moment ago
     summary: dict[str, Any] = field(default_factory=dict)
     counted: dict[str, Usage] = field(default_factory=dict)  # by the responses
     title_before: str = ""  # which the session may have as its name
@@ -304,7 +308,7 @@ class _Transcript:
 
     def forget(self) -> None:
         fresh = _Transcript(self.project, self.session, self.subpath)
-        for name in ("handle", "revision", "nodes", "imported", "summary", "counted", "title_before", "model", "last_model"):
+        for name in ("handle", "revision", "nodes", "imported", "beside", "summary", "counted", "title_before", "model", "last_model"):
             setattr(self, name, getattr(fresh, name))
 
     def copy(self) -> tuple[dict[str, Any], dict[str, Usage], str]:
@@ -345,6 +349,10 @@ class _Transcript:
     def new(self, lines: list[_Line]) -> list[_Line]:
         """Returns the lines that are not there."""
         out, seen = [], set()
+        # An import has read the beginning of these lines, or none. If the first one with a uuid says that it is none, then what is before that one is new as well, unless
+        # the import has stopped there just now.
+        if not self.beside and next((line.uuid for line in lines if line.uuid), "") not in self.nodes:
+            self.imported = None
         for line in lines:
             if line.uuid:
                 if line.uuid in self.nodes or line.uuid in seen:
@@ -459,5 +467,5 @@ def _clip(text: str) -> str:
     return text if len(content) <= 256 else "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _milliseconds(time: str) -> int:
-    return int(datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", time).replace("Z", "+00:00")).timestamp() * 1000)
+def _milliseconds(at: str) -> int:
+    return int(datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", at).replace("Z", "+00:00")).timestamp() * 1000)
