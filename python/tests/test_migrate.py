@@ -1,6 +1,7 @@
 """Migrations from the stores of frameworks."""
 
 import asyncio
+import json
 import operator
 import os
 import random
@@ -9,12 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from agents import SQLiteSession
+from agents.extensions.memory import SQLAlchemySession
+from google.adk.events import Event, EventActions
+from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai import types
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
@@ -22,9 +28,12 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from turnstonedb import Client, NewNode
+from turnstonedb import AsyncClient, Client, NewNode
+from turnstonedb.adk import TurnstoneSessions
+from turnstonedb.errors import UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
-from turnstonedb.migrate import MigratingSaver, agents, langgraph, main
+from turnstonedb.migrate import MigratingSaver, adk, agents, langgraph
+from turnstonedb.migrate.__main__ import main
 
 
 class State(TypedDict):
@@ -260,3 +269,85 @@ def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixtur
         client.session("c").commit([NewNode("user", b'{"role":"user","content":"ours"}')], expected="any")
         report = agents(source, client)
         assert report.different == ["session 'c': its items are others"]
+
+
+async def speak(service: Any, app: str, user: str, id: str, r: random.Random, n: int) -> None:
+    """Adds events, some of which change the state of the session, the user and the app."""
+    session = await service.get_session(app_name=app, user_id=user, session_id=id)
+    if session is None:
+        session = await service.create_session(app_name=app, user_id=user, session_id=id, state={"first": r.randrange(100), "user:name": "Ann é", "user:u": 0, "app:n": 1})
+    for i in range(n):
+        part = types.Part.from_bytes(data=bytes([i % 256, 255]), mime_type="image/png") if r.random() < 0.3 else types.Part(text=f"Say {i}. é")
+        delta = {k: r.choice([i, 1.5, "text", None, {"a": [1, 2.0]}]) for k in ("own", "user:u", "app:a") if r.random() < 0.4}
+        content = types.Content(role="user", parts=[part])
+        e = Event(invocation_id="i", author=r.choice(["user", "agent"]), content=content, actions=EventActions(state_delta=delta, artifact_delta={"f": 1}))
+        await service.append_event(session, e)
+
+
+async def told(service: Any, apps: tuple[str, ...]) -> list[Any]:
+    """Returns all that a session service has, by its own calls."""
+    out = []
+    for app in apps:
+        for s in (await service.list_sessions(app_name=app)).sessions:
+            whole = await service.get_session(app_name=app, user_id=s.user_id, session_id=s.id)
+            out.append((app, s.user_id, s.id, whole.state, [e.model_dump(mode="json", exclude_none=True) for e in whole.events]))
+    return sorted(out, key=lambda o: o[:3])
+
+
+@pytest.mark.parametrize("kind", [DatabaseSessionService, SqliteSessionService])
+@pytest.mark.asyncio
+async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    file, apps, r = tmp_path / "adk é.db", ("trips", "a/b"), random.Random(49)
+    source = kind(f"sqlite+aiosqlite:///{file}" if kind is DatabaseSessionService else str(file))
+    for i in range(12):
+        await speak(source, apps[i % 2], f"user {i % 3}", f"s/{i}", r, [0, 3, 230][i % 3])
+    command = ["adk", f"sqlite:{file}", "--store", str(tmp_path / "s")]
+
+    async def migrated(*flags: str) -> str:
+        assert await asyncio.to_thread(main, [*command, *flags]) == 0
+        return capsys.readouterr().out
+
+    assert await migrated("--dry-run") == "12 found, 0 unchanged, 932 events to bring\n"
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        commit_all, calls = client.commit_all, iter(range(1000))
+
+        async def cut(*commits: Any) -> Any:
+            if next(calls) % 5 == 4:
+                raise UnavailableError("cut off")
+            return await commit_all(*commits)
+
+        with monkeypatch.context() as m:
+            m.setattr(client, "commit_all", cut)
+            for _ in range(100):
+                with suppress(UnavailableError):
+                    report = await adk(source, client, apps)
+                    break
+        assert report.different == []
+        target = TurnstoneSessions(client)
+        assert await told(target, apps) == await told(source, apps)
+        # A host goes on there, and the source as well: what comes from the host stays.
+        await speak(source, "trips", "user 0", "s/0", r, 2)
+        await speak(source, "trips", "user 1", "new", r, 2)
+        assert (await adk(source, client, apps)).unchanged == 11
+        assert await told(target, apps) == await told(source, apps)
+        await speak(target, "trips", "user 0", "s/0", r, 1)
+        session = await target.get_session(app_name="trips", user_id="user 0", session_id="s/0")
+        await target.append_event(session, Event(author="user", actions=EventActions(state_delta={"user:u": "the host's"})))
+
+        def theirs(all: list[Any]) -> list[Any]:
+            return [(s[2], {k: v for k, v in s[3].items() if not k.startswith("app:")}, s[4]) for s in all if s[1] == "user 0"]
+
+        before = await told(target, apps)
+        assert "state 'u' of 'trips/user 0' is another one" in (await adk(source, client, apps)).different
+        await speak(source, "trips", "user 0", "s/0", r, 2)
+        assert "session 'trips/user 0/s/0': its events are others" in (await adk(source, client, apps)).different
+        assert theirs(await told(target, apps)) == theirs(before)
+
+
+@pytest.mark.asyncio
+async def test_sessions_of_the_agents_sdk_come_from_sqlalchemy(tmp_path: Path) -> None:
+    source = SQLAlchemySession.from_url("a/b", url=f"sqlite+aiosqlite:///{tmp_path / 'db'}", create_tables=True)
+    await source.add_items([{"role": "user", "content": f"{i} é"} for i in range(20)])
+    assert await asyncio.to_thread(main, ["agents", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]) == 0
+    with store(tmp_path / "s") as client:
+        assert [json.loads(n.payload) for n in client.session("a/b").load().nodes] == await source.get_items()

@@ -1,0 +1,187 @@
+"""Migrations from the session services of Google's Agent Development Kit."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .. import adapter
+from .._async import AsyncClient
+from ..errors import ConflictError, NotFoundError
+from ..types import Commit, NewNode, RecordChange, Usage
+from ._report import NOTE, Report, sqlite
+
+if TYPE_CHECKING:
+    from google.adk.events.event import Event
+    from google.adk.sessions import BaseSessionService, Session
+
+_BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
+_AT_ONCE = 200  # events of a commit
+_BYTES_AT_ONCE = 4 << 20  # of these
+
+
+async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[str], *, dry_run: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
+    """Brings all sessions of apps from a session service, with the states of their users and of the apps."""
+    report = Report()
+    for app in apps:
+        shared: dict[str, dict[str, Any]] = {adapter.join("adk", app): {}}
+        for s in (await source.list_sessions(app_name=app)).sessions:
+            changed, brought, different = await _session(source, client, s, dry_run)
+            report.add(unchanged=not changed, brought=brought, different=different)
+            of_app, of_user, _ = _states(s.state)
+            shared[adapter.join("adk", app)].update(of_app)
+            shared[adapter.join("adk", app, s.user_id)] = of_user
+            if progress:
+                progress(report)
+        if not dry_run:
+            for id, values in shared.items():
+                report.different += [f"state {key!r} of {'/'.join(adapter.names(id))!r} is another one" for key in await _bring_state(client, id, values)]
+    return report
+
+
+def _states(shown: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    from ..adk import _deltas
+
+    return _deltas(shown)[:3]
+
+
+async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, dry_run: bool) -> tuple[bool, int, str]:
+    """Brings the events of a session that are not there, and its state, and verifies them. Returns whether there was anything to do, how many events it brought, and
+    what differs."""
+    from ..adk import _LATE, _ROOT, _SKEW, _STATE, _kind, _object, event_of
+
+    app, user, name = listed.app_name, listed.user_id, listed.id
+    id = adapter.join(_ROOT, app, user, name)
+    stands = repr(listed.last_update_time)
+    while True:
+        handle, revision, has, noted = None, 0, list[bytes](), b""
+        try:
+            handle = await client.session(id)
+            if (note := await handle.record(NOTE)) and note.value.decode() == stands:
+                return False, 0, ""
+            noted = note.value if note else b""
+            state = await handle.load()
+            revision, has = state.revision, [_text(event_of(n.payload)) for n in state.nodes]
+        except NotFoundError as e:
+            if not adapter.gone(e):
+                raise
+        whole = await source.get_session(app_name=app, user_id=user, session_id=name)
+        if whole is None:
+            return False, 0, ""  # Somebody has deleted it since it was listed.
+        want = [_text(e) for e in whole.events]
+        if has[: len(want)] != want[: len(has)]:
+            return True, 0, f"session {'/'.join((app, user, name))!r}: its events are others"
+        new = whole.events[len(has) :]
+        if dry_run:
+            return True, len(new), ""
+        own = _states(whole.state)[2]
+        late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
+        goes_on = len(has) > len(want) or (handle is not None and not noted)  # A host has gone on there: the state is what it has made of it.
+        try:
+            for some in _parts(new) or ([] if goes_on else [[]]):
+                commit = Commit(
+                    revision, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint={_STATE: _object(own), **late}, usage=_used(some)
+                )
+                of = handle.turn(commit) if handle else client.first_turn(id, commit, group=adapter.join(_ROOT, app, user))
+                revision = (await client.commit_all(of))[0].revision
+                handle = handle or await client.session(id)
+        except ConflictError as e:
+            if e.outcome_unknown:
+                raise
+            continue  # Somebody else has added events.
+        assert handle is not None
+        state = await handle.load(parts=[_STATE])
+        if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != _object(own)):
+            return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others"
+        await handle.change_records(RecordChange.set(NOTE, stands.encode()))
+        return True, len(new), ""
+
+
+def _text(event: Event) -> bytes:
+    """Returns an event as it is stored."""
+    from ..adk import _deltas, payload_of
+
+    return payload_of(event, _deltas(event.actions.state_delta if event.actions else {})[3])
+
+
+def _parts(events: list[Event]) -> list[list[Event]]:
+    out: list[list[Event]] = []
+    size = 0
+    for e in events:
+        n = len(_text(e))
+        if not out or len(out[-1]) == _AT_ONCE or size + n > _BYTES_AT_ONCE:
+            out.append([])
+            size = 0
+        out[-1].append(e)
+        size += n
+    return out
+
+
+def _used(events: Iterable[Event]) -> list[Usage]:
+    """Returns the tokens of events, by their models."""
+    from ..adk import _usage
+
+    out: dict[str, Usage] = {}
+    for u in (u for e in events for u in _usage(e)):
+        had = out.get(u.model, Usage(u.model))
+        out[u.model] = Usage(u.model, had.input + u.input, had.output + u.output, had.cached_input + u.cached_input, had.cache_write, had.reasoning + u.reasoning)
+    return list(out.values())
+
+
+async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[str]:
+    """Sets the values of a state that are not there, or that were brought and have changed in the source since. Returns the keys of those that somebody else has set."""
+    from ..adk import _STATES
+
+    states = adapter.States(client, _STATES)
+    note = adapter.short(adapter.join(_BROUGHT, id))
+    there, brought = await states.read(id), await states.read(note)
+    change: dict[str, bytes | None] = {}
+    others = []
+    for key, value in values.items():
+        content = adapter.marshal(value)
+        if there.get(key) == content:
+            continue
+        if key in there and brought.get(key) != _digest(there[key]):
+            others.append(key)
+        else:
+            change[key] = content
+    keys = list(change)
+    for some in ({k: change[k] for k in keys[i : i + 100]} for i in range(0, len(keys), 100)):
+        await states.commit({id: some, note: {k: _digest(v or b"") for k, v in some.items()}})
+    return others
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest()[:32].encode()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[tuple[BaseSessionService, list[str]]]:
+    """Opens the session service that has its tables in a database, to be read. Yields it with the names of the apps."""
+    from google.adk.sessions import DatabaseSessionService
+    from sqlalchemy import text
+
+    path = url.removeprefix("sqlite:").removeprefix("///")
+    if url.startswith("sqlite:"):
+        with closing(sqlite(url)) as conn:
+            columns = {c for (c,) in conn.execute("SELECT name FROM pragma_table_info('events')")}
+            internal = conn.execute("SELECT 1 FROM sqlite_master WHERE name='adk_internal_metadata'").fetchone()
+            if "event_data" in columns and not internal:
+                from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+                service = SqliteSessionService(f"sqlite:///{quote(path)}?mode=ro")
+                yield service, [app for (app,) in conn.execute("SELECT DISTINCT app_name FROM sessions ORDER BY 1")]
+                return
+        url = f"sqlite+aiosqlite:///file:{quote(path)}?mode=ro&uri=true"
+    database = DatabaseSessionService(db_url=url)
+    try:
+        async with database.db_engine.connect() as c:
+            apps = [row[0] for row in await c.execute(text("SELECT DISTINCT app_name FROM sessions ORDER BY 1"))]
+        yield database, apps
+    finally:
+        await database.close()
