@@ -7,8 +7,8 @@
 
 import { createHash } from "node:crypto";
 import type { Client } from "./client.ts";
-import { NotFoundError, TurnstoneError } from "./errors.ts";
-import type { Info, ListOptions } from "./types.ts";
+import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import type { Info, ListOptions, StoredRecord } from "./types.ts";
 
 /** How many bytes the id of a session has at most. */
 export const maxId = 512;
@@ -56,6 +56,38 @@ export function gone(error: unknown): boolean {
 /** Reports whether what a call was to do may or may not stand after an error. */
 export function outcomeUnknown(error: unknown): boolean {
 	return !(error instanceof TurnstoneError) || error.outcomeUnknown;
+}
+
+/** Calls f, which reads and then changes what it has read, until nobody has changed that in between. Returns what f returns. */
+export async function untilStands<T>(f: () => Promise<T>): Promise<T> {
+	for (;;) {
+		try {
+			return await f();
+		} catch (e) {
+			if (!(e instanceof ConflictError || e instanceof RecordConflictError)) throw e;
+		}
+	}
+}
+
+/**
+ * Returns the records of all sessions whose keys begin with a prefix. A session may give up one key for another while several pages are read, so these are read
+ * again until nothing is new: such a session may have both records in the result, the later one with the later time.
+ */
+export async function recorded(client: Client, prefix: string): Promise<StoredRecord[]> {
+	const seen = new Map<string, StoredRecord>();
+	for (let more = true; more; ) {
+		more = false;
+		for (let after: string | undefined, first = true; after || first; first = false) {
+			const page = await client.records(prefix, { limit: maxPage, ...(after ? { after } : {}) });
+			after = page.next;
+			for (const r of page.records) {
+				const id = JSON.stringify([r.session, r.key]);
+				more ||= !seen.has(id) && !(first && !after);
+				seen.set(id, r);
+			}
+		}
+	}
+	return [...seen.values()];
 }
 
 /**

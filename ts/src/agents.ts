@@ -23,8 +23,9 @@ import type {
 	SessionHistoryTransactionArgs,
 	SessionHistoryTransactionAwareSession,
 } from "@openai/agents";
+import { untilStands } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
-import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import { NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
 import { fromJSON, inOrder, toJSON } from "./json.ts";
 import type { Commit, NewNode, Node, State } from "./types.ts";
 
@@ -189,17 +190,6 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 	#forget(s: Session, e: unknown): void {
 		if (!(e instanceof NotFoundError && e.matches.has("session-deleted"))) throw e;
 		if (this.#session === s) this.#session = undefined;
-	}
-}
-
-/** Calls f until nobody has committed meanwhile. */
-async function untilStands<T>(f: () => Promise<T>): Promise<T> {
-	for (;;) {
-		try {
-			return await f();
-		} catch (e) {
-			if (!(e instanceof ConflictError || e instanceof RecordConflictError)) throw e;
-		}
 	}
 }
 

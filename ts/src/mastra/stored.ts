@@ -1,0 +1,117 @@
+// How the domains read and write what they keep: JSON in the parts of a session's checkpoint, and records that find sessions.
+
+import { randomBytes } from "node:crypto";
+import {
+	executeRetentionPrune,
+	type PruneOptions,
+	type PruneResult,
+	type RetentionTablesDescriptor,
+	resolveRetentionTargets,
+	retentionCutoffMs,
+	type TableRetentionPolicy,
+} from "@mastra/core/storage";
+import { gone, join, short } from "../adapter.ts";
+import { type Client, Session } from "../client.ts";
+import type { Node, StoredRecord } from "../types.ts";
+
+/** Bytes of a name within the key of a record. A key has three names at most. */
+const maxName = 150;
+/** How many requests are made at once. */
+const atOnce = 16;
+
+/** Returns the key of a record, or the beginning of the keys of several: names of any content, each with a slash behind it. */
+export function keyOf(root: string, ...names: string[]): string {
+	return `mastra/${root}/${names.map((n) => `${short(join("", n).slice(1), maxName)}/`).join("")}`;
+}
+
+/** Returns a new turn id, or a key that no other node has. */
+export function newId(): string {
+	return randomBytes(16).toString("hex");
+}
+
+/** A session as it stands: parts of its checkpoint, and records. All are of one moment, and empty if there is no session. */
+export interface Standing {
+	revision: number;
+	parts: Map<string, unknown>;
+	records: Map<string, StoredRecord>;
+}
+
+export async function standing(client: Client, id: string, parts: string[], records: string[] = []): Promise<Standing> {
+	try {
+		const s = await new Session(client, id).load({ last: 1, parts, records });
+		return {
+			revision: s.revision,
+			parts: new Map([...s.contents].map(([name, content]) => [name, JSON.parse(content.toString())])),
+			records: new Map([...s.records].filter(([, r]) => r.version !== "none")),
+		};
+	} catch (e) {
+		if (gone(e)) return { revision: 0, parts: new Map(), records: new Map() };
+		throw e;
+	}
+}
+
+/** Returns the nodes of a session by their keys, as far as they are there. */
+export async function nodesOf(client: Client, id: string, keys: string[]): Promise<Map<string, Node>> {
+	const out = new Map<string, Node>();
+	try {
+		for (const some of chunks(keys, 1000)) for (const [key, node] of await new Session(client, id).nodesByKey(some)) out.set(key, node);
+	} catch (e) {
+		if (!gone(e)) throw e;
+	}
+	return out;
+}
+
+/** Deletes a session if there is one. */
+export async function remove(client: Client, id: string): Promise<void> {
+	try {
+		await client.delete(id);
+	} catch (e) {
+		if (!gone(e)) throw e;
+	}
+}
+
+export function jsonOf<T>(r: StoredRecord): T {
+	return JSON.parse(r.value.toString());
+}
+
+/** Returns what f returns for each item, in their order. */
+export async function each<T, R>(items: Iterable<T>, f: (item: T) => Promise<R>): Promise<R[]> {
+	const out: R[] = [];
+	for (const some of chunks([...items], atOnce)) out.push(...(await Promise.all(some.map(f))));
+	return out;
+}
+
+export function chunks<T>(items: T[], most: number): T[][] {
+	return Array.from({ length: Math.ceil(items.length / most) }, (_, i) => items.slice(i * most, (i + 1) * most));
+}
+
+/** Returns the values by what a function says of them, in the order in which that was first said. */
+export function grouped<T>(items: Iterable<T>, by: (item: T) => string): Map<string, T[]> {
+	const out = new Map<string, T[]>();
+	for (const i of items) out.set(by(i), [...(out.get(by(i)) ?? []), i]);
+	return out;
+}
+
+/** Deletes what is older than the policies of a domain say: what `older` finds in a table from before a time, in the batches that Mastra wants. */
+export function pruned<T>(
+	domain: string,
+	descriptor: RetentionTablesDescriptor,
+	[policies, options]: [Record<string, TableRetentionPolicy>, PruneOptions | undefined],
+	older: (table: string, before: number) => Promise<T[]>,
+	removeAll: (table: string, items: T[]) => Promise<unknown>,
+): Promise<PruneResult[]> {
+	const left = new Map<string, T[]>();
+	return executeRetentionPrune<string, number>({
+		domain,
+		targets: resolveRetentionTargets({ policies, descriptor, order: Object.keys(descriptor) }),
+		...(options && { options }),
+		cutoffFor: ({ policy }, now) => retentionCutoffMs(policy, now),
+		deleteBatch: async ({ table }, before, limit) => {
+			const items = left.get(table) ?? (await older(table, before));
+			left.set(table, items);
+			const some = items.splice(0, limit);
+			await removeAll(table, some);
+			return some.length;
+		},
+	});
+}

@@ -1,0 +1,91 @@
+import {
+	type PruneOptions,
+	type PruneResult,
+	type RetentionTablesDescriptor,
+	type TableRetentionPolicy,
+	ThreadStateStorage,
+} from "@mastra/core/storage";
+import { recorded, untilStands } from "../adapter.ts";
+import type { Client } from "../client.ts";
+import { each, jsonOf, keyOf, newId, pruned, standing } from "./stored.ts";
+import { group, sessionOf } from "./thread.ts";
+
+const statePart = "state";
+
+/** The values of a thread by their types, and when each was set. */
+type Values = Record<string, { value: unknown; updatedAt: string }>;
+
+/** State of threads, such as task lists: a part of the checkpoint of the thread's session. It leaves with the thread. */
+export class TurnstoneThreadState extends ThreadStateStorage {
+	readonly #client: Client;
+
+	static override readonly retentionTables: RetentionTablesDescriptor = {
+		threadState: { table: "mastra_thread_state", column: "updatedAt", indexed: false },
+	};
+
+	constructor(client: Client) {
+		super();
+		this.#client = client;
+	}
+
+	async init(): Promise<void> {}
+
+	async getState<T = unknown>({ threadId, type }: { threadId: string; type: string }): Promise<T | undefined> {
+		return (await this.#values(threadId)).values.get(type)?.value as T | undefined;
+	}
+
+	async setState<T = unknown>({ threadId, type, value }: { threadId: string; type: string; value: T }): Promise<void> {
+		await this.#change(threadId, (values) => values.set(type, { value, updatedAt: new Date().toISOString() }) !== undefined);
+	}
+
+	async deleteState({ threadId, type }: { threadId: string; type: string }): Promise<void> {
+		await this.#change(threadId, (values) => values.delete(type));
+	}
+
+	async dangerouslyClearAll(): Promise<void> {
+		await each(await recorded(this.#client, keyOf("state")), (r) =>
+			this.#change(jsonOf<{ thread: string }>(r).thread, (values) => {
+				values.clear();
+				return true;
+			}),
+		);
+	}
+
+	async #values(threadId: string): Promise<{ revision: number; values: Map<string, Values[string]> }> {
+		const { revision, parts } = await standing(this.#client, sessionOf(threadId), [statePart]);
+		return { revision, values: new Map(Object.entries((parts.get(statePart) as Values | undefined) ?? {})) };
+	}
+
+	/** Commits what f changes of the values of a thread, unless somebody else has committed meanwhile. Nothing is committed if f returns false. */
+	async #change(threadId: string, f: (values: Map<string, Values[string]>) => boolean): Promise<void> {
+		await untilStands(async () => {
+			const { revision, values } = await this.#values(threadId);
+			if (!f(values)) return;
+			const key = keyOf("state", threadId);
+			const create = { id: sessionOf(threadId), group };
+			const now =
+				values.size > 0
+					? {
+							checkpoint: { [statePart]: JSON.stringify(Object.fromEntries(values)) },
+							records: [{ key, action: "set" as const, value: JSON.stringify({ thread: threadId }) }],
+						}
+					: { drop: [statePart], records: [{ key, action: "delete" as const }] };
+			await this.#client.commitAll([{ create, expected: revision, turn: newId(), ...now }]);
+		});
+	}
+
+	/** Deletes values that were set longer ago than the policy says. */
+	override async prune(policies: Record<string, TableRetentionPolicy>, options?: PruneOptions): Promise<PruneResult[]> {
+		const older = async (_: string, before: number) => {
+			const found = await each(await recorded(this.#client, keyOf("state")), async (r) => {
+				const { thread: threadId } = jsonOf<{ thread: string }>(r);
+				const { values } = await this.#values(threadId);
+				return [...values].filter(([, v]) => Date.parse(v.updatedAt) < before).map(([type]) => ({ threadId, type }));
+			});
+			return found.flat();
+		};
+		return pruned("threadState", TurnstoneThreadState.retentionTables, [policies, options], older, (_, values) =>
+			each(values, (v) => this.deleteState(v)),
+		);
+	}
+}
