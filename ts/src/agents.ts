@@ -25,7 +25,7 @@ import type {
 } from "@openai/agents";
 import { untilStands } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
-import { NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import { NotFoundError, TurnstoneError } from "./errors.ts";
 import { fromJSON, inOrder, toJSON } from "./json.ts";
 import type { Commit, NewNode, Node, State } from "./types.ts";
 

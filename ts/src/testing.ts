@@ -13,23 +13,26 @@ export type Random = (below: number) => number;
 export type Call<S> = (store: S, r: Random) => Promise<unknown>;
 
 /**
- * Makes random calls of several stores, and throws an Error at the first one of which they don't return the same: equal results, or errors. Each store gets the
- * same arguments. A call that is to be made more often than others is given more than once.
+ * Makes random calls of several stores, and throws an Error at the first one of which they don't return the same: equal results, or errors. If one of them has
+ * failed, its error is the cause. Each store gets the same arguments. A call that is to be made more often than others is given more than once.
  */
 export async function alike<S>(stores: S[], calls: Call<S>[], { steps = 200, seed = 0 }: { steps?: number; seed?: number } = {}): Promise<void> {
 	for (let step = 0; step < steps; step++) {
 		const call = calls[numbers(seed * 1e6 + 2 * step)(calls.length)] as Call<S>;
 		const results: unknown[] = [];
+		const errors: unknown[] = [];
 		for (const store of stores) {
 			try {
 				results.push({ returns: await call(store, numbers(seed * 1e6 + 2 * step + 1)) });
-			} catch {
+			} catch (e) {
 				results.push("an error");
+				errors.push(e);
 			}
 		}
 		for (const result of results.slice(1)) {
 			if (!isDeepStrictEqual(results[0], result)) {
-				throw new Error(`seed ${seed}, step ${step}: ${call.name} returns\n${JSON.stringify(results[0])}\nand\n${JSON.stringify(result)}`);
+				const text = `seed ${seed}, step ${step}: ${call.name} returns\n${JSON.stringify(results[0])}\nand\n${JSON.stringify(result)}`;
+				throw new Error(text, { cause: errors[0] });
 			}
 		}
 	}

@@ -38,8 +38,9 @@ type Query = Omit<StorageListMessagesByResourceIdInput, "resourceId"> & {
 	thread?: string | string[];
 };
 
-/** Messages of one thread that a commit has: with their records it has at most 256. */
+/** Messages of one thread that a commit has, as it has at most 256 records, and bytes of them. */
 const maxSaved = 200;
+const maxBytes = 16 << 20;
 /** Messages of any threads that a commit has: it has at most 64 sessions. */
 const maxChanged = 30;
 
@@ -50,7 +51,8 @@ export class TurnstoneMemory extends ObservationalMemory {
 	static override readonly retentionTables: RetentionTablesDescriptor = {
 		messages: { table: "mastra_messages", column: "createdAt", indexed: false },
 		resources: { table: "mastra_resources", column: "createdAt", indexed: false },
-		threads: { table: "mastra_threads", column: "createdAt", indexed: false },
+		// By its last change, because a thread leaves with its messages.
+		threads: { table: "mastra_threads", column: "updatedAt", indexed: false },
 	};
 
 	async dangerouslyClearAll(): Promise<void> {
@@ -162,7 +164,7 @@ export class TurnstoneMemory extends ObservationalMemory {
 		const messageIdMap = Object.fromEntries(messages.map((m) => [m.id, randomUUID()]));
 		const copies = messages.map((m) => ({ ...m, id: messageIdMap[m.id] as string, resourceId: resourceId || m.resourceId }));
 		// The thread comes with its last messages: until then nobody is shown it.
-		const parts = copies.length > 0 ? chunks(copies, maxSaved) : [[]];
+		const parts = copies.length > 0 ? commitsOf(copies) : [[]];
 		for (const [i, some] of parts.entries()) {
 			await this.#change([], [id], ([t]) => {
 				if (t?.thread) throw new Error(`Thread with id ${id} already exists`);
@@ -260,9 +262,12 @@ export class TurnstoneMemory extends ObservationalMemory {
 
 	async saveMessages({ messages }: { messages: MastraDBMessage[] }): Promise<{ messages: MastraDBMessage[] }> {
 		const last = new Map(messages.map((m) => [m.id, m]));
-		for (const m of last.values()) if (!m.threadId) throw new TypeError(`message ${JSON.stringify(m.id)} has no threadId`);
+		for (const m of last.values()) {
+			if (!m.threadId || (m.resourceId as unknown) === null)
+				throw new TypeError(`message ${JSON.stringify(m.id)} has no threadId, or none as its resourceId`);
+		}
 		for (const [threadId, all] of grouped(last.values(), (m) => m.threadId as string)) {
-			for (const some of chunks(all, maxSaved)) {
+			for (const some of commitsOf(all)) {
 				await this.#change(
 					some.map((m) => m.id),
 					[threadId],
@@ -418,7 +423,7 @@ export class TurnstoneMemory extends ObservationalMemory {
 
 	// Retention
 
-	/** Deletes messages, resources and threads that are older than their policies say. A thread leaves with its messages. */
+	/** Deletes messages and resources that are older than their policies say, and threads that have not changed for so long, with their messages. */
 	override async prune(policies: Record<string, TableRetentionPolicy>, options?: PruneOptions): Promise<PruneResult[]> {
 		return pruned(
 			"memory",
@@ -432,10 +437,10 @@ export class TurnstoneMemory extends ObservationalMemory {
 		);
 	}
 
-	/** Returns the ids of what was made before a time. */
+	/** Returns the ids of what is older than a time. */
 	async #older(table: string, before: number): Promise<string[]> {
 		let all: { id: string; createdAt: string | Date }[];
-		if (table === "mastra_threads") all = await this.#threads();
+		if (table === "mastra_threads") all = (await this.#threads()).map((t) => ({ id: t.id, createdAt: t.updatedAt }));
 		else if (table === "mastra_messages") all = (await recorded(this.client, keyOf("message"))).map((r) => jsonOf<Header>(r));
 		else {
 			const stored = await each(await listed(this.client, { group: resourceGroup }), (i) => standing(this.client, i.id, [resourcePart]));
@@ -468,6 +473,23 @@ function updated(threads: Thread[], updates: Update[]): MastraDBMessage[] {
 		at.get(m.threadId as string)?.put(m);
 		for (const from of all) if (from !== m.threadId) at.get(from)?.drop(id);
 		for (const from of new Set(all)) at.get(from)?.touch(Math.max(Date.now(), (at.get(from)?.thread?.updatedAt.getTime() ?? 0) + 1));
+	}
+	return out;
+}
+
+/** Returns messages as the commits that have them, in their order. */
+function commitsOf(messages: MastraDBMessage[]): MastraDBMessage[][] {
+	const out: MastraDBMessage[][] = [];
+	let bytes = 0;
+	for (const m of messages) {
+		const size = Buffer.byteLength(JSON.stringify(m.content) ?? "");
+		const last = out.at(-1);
+		bytes += size;
+		if (last && last.length < maxSaved && bytes <= maxBytes) last.push(m);
+		else {
+			out.push([m]);
+			bytes = size;
+		}
 	}
 	return out;
 }

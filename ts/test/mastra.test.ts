@@ -1,0 +1,676 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
+import { Mastra } from "@mastra/core";
+import { Agent } from "@mastra/core/agent";
+import type { MastraDBMessage, StorageThreadType } from "@mastra/core/memory";
+import { InMemoryStore, MastraCompositeStore, type MemoryStorage, type StorageDomains } from "@mastra/core/storage";
+import type { WorkflowRunState } from "@mastra/core/workflows";
+import { Memory } from "@mastra/memory";
+import { MockLanguageModelV3, simulateReadableStream } from "ai-6/test";
+import { onTestFinished } from "vitest";
+import type { Client } from "../src/client.ts";
+import { TurnstoneStore } from "../src/mastra.ts";
+import { children } from "../src/server.ts";
+import { alike, type Random } from "../src/testing.ts";
+import { all, newStore, open } from "./helpers.ts";
+// @ts-expect-error: the module has no types.
+import { shipping } from "./mastra.mjs";
+
+/** Names that are easily taken for each other, cut off or refused. */
+const hostile = ["a", "a/b", "a%2Fb", "a%2fb", "é".repeat(200), "t".repeat(300), `${"t".repeat(299)}u`, " ~", `n~${"0".repeat(64)}`];
+/** A few of them, so that calls meet. */
+const few = [1, 2, 5, 6].map((i) => hostile[i] as string);
+const pick = <T>(r: Random, items: readonly T[]): T => items[r(items.length)] as T;
+const some = <T>(r: Random, items: readonly T[]): T[] => items.filter(() => r(3) === 0);
+/** Returns a value sometimes. */
+const maybe = <K extends string, T>(r: Random, key: K, value: T) => (r(2) ? ({ [key]: value } as { [k in K]: T }) : {});
+
+const text = (content: string) => ({ format: 2 as const, parts: [{ type: "text" as const, text: content }], content });
+const thread = (id: string, resourceId = "r", fields: Partial<StorageThreadType> = {}): StorageThreadType => {
+	const at = new Date(Date.UTC(2026, 0, 1 + hostile.indexOf(id)));
+	return { id, resourceId, title: `of ${id}`, createdAt: at, updatedAt: at, metadata: { a: 1 }, ...fields };
+};
+const message = (id: string, threadId: string, fields: Partial<MastraDBMessage> = {}): MastraDBMessage => ({
+	id,
+	threadId,
+	resourceId: "r",
+	role: "user",
+	type: "text",
+	createdAt: new Date(Date.UTC(2026, 0, 1, 0, hostile.indexOf(id.slice(1)))),
+	content: text(id),
+	...fields,
+});
+
+async function storeOf(client?: Client): Promise<TurnstoneStore["stores"]> {
+	return new TurnstoneStore({ client: client ?? (await open()) }).stores;
+}
+
+/** Returns what is the same for both stores: copies have ids of their own, and no clock is asked twice at once. */
+function plain(found: unknown): unknown {
+	const known = new Set(hostile.flatMap((h) => [h, `m${h}`]));
+	return JSON.parse(
+		JSON.stringify(found, (key, v) => (key === "updatedAt" || key === "clonedAt" || (key === "id" && !known.has(v)) ? "…" : v)),
+		(key, v) => (key === "lastMessageId" ? "…" : v),
+	);
+}
+
+const ids = hostile.map((h) => `m${h}`);
+
+type Both = Required<Pick<StorageDomains, "memory" | "workflows" | "scores" | "threadState">>;
+
+const threads = [
+	async function saveThread({ memory }: Both, r: Random) {
+		// Mastra's store in memory keeps the very object, which it changes afterwards: it gets a copy.
+		return plain(
+			await memory.saveThread({ thread: thread(pick(r, hostile), pick(r, hostile), maybe(r, "metadata", { [pick(r, ["a", "b"])]: r(3) })) }),
+		);
+	},
+	async function getThread({ memory }: Both, r: Random) {
+		return plain(await memory.getThreadById({ threadId: pick(r, hostile), ...maybe(r, "resourceId", pick(r, hostile)) }));
+	},
+	async function updateThread({ memory }: Both, r: Random) {
+		return plain(await memory.updateThread({ id: pick(r, hostile), ...maybe(r, "title", `title ${r(9)}`), ...maybe(r, "metadata", { b: r(3) }) }));
+	},
+	async function updateThreadMetadata({ memory }: Both, r: Random) {
+		const update = (t: StorageThreadType) => (r(4) ? { n: Number(t.metadata?.n ?? 0) + 1 } : undefined);
+		return plain(await memory.updateThreadMetadata({ id: pick(r, hostile), ...maybe(r, "resourceId", pick(r, hostile)), update }));
+	},
+	async function updateThreadResourceId({ memory }: Both, r: Random) {
+		return plain(await memory.updateThreadResourceId({ threadId: pick(r, hostile), resourceId: pick(r, hostile) }));
+	},
+	async function deleteThread({ memory }: Both, r: Random) {
+		if (r(3) === 0) await memory.deleteThread({ threadId: pick(r, hostile) });
+	},
+	async function listThreads({ memory }: Both, r: Random) {
+		const metadata = pick(r, [{ a: 1 }, { b: 1, a: 1 }, { "a-b": 1 }, {}]);
+		const paging = pick(r, [{ perPage: false as const }, { perPage: 2, page: r(3) }, { perPage: 0 }, { perPage: -1 }, {}]);
+		const filter = { ...maybe(r, "resourceId", pick(r, hostile)), ...maybe(r, "metadata", metadata) };
+		const orderBy = { field: "createdAt" as const, direction: pick(r, ["ASC", "DESC"] as const) };
+		const { perPage, ...found } = await memory.listThreads({ ...paging, ...maybe(r, "orderBy", orderBy), ...maybe(r, "filter", filter) });
+		return plain({ ...found, perPage });
+	},
+	async function copyThread({ memory }: Both, r: Random) {
+		if (r(3)) return;
+		const options = {
+			...maybe(r, "messageLimit", 1 + r(3)),
+			...maybe(r, "messageFilter", pick(r, [{ messageIds: some(r, ids) }, { startDate: new Date(Date.UTC(2026, 0, 1, 0, 3)) }])),
+		};
+		const args = { sourceThreadId: pick(r, hostile), newThreadId: pick(r, hostile), options, ...maybe(r, "resourceId", pick(r, hostile)) };
+		const { thread, messageIdMap } = await memory.copyThread(args);
+		const { messages } = await memory.listMessages({ threadId: args.newThreadId, perPage: false });
+		// Copies would be other messages of the same time: they go again, with the ids that each store gave them.
+		await memory.deleteThread({ threadId: args.newThreadId });
+		return plain([{ ...thread, createdAt: "now" }, Object.keys(messageIdMap ?? {}).sort(), messages]);
+	},
+];
+
+const messages = [
+	async function saveMessages({ memory }: Both, r: Random) {
+		const saved = some(r, ids).map((id) =>
+			message(id, pick(r, few), {
+				resourceId: pick(r, few),
+				role: pick(r, ["user", "assistant"]),
+				content: { ...text(`${r(5)}`), metadata: { k: r(3) } },
+			}),
+		);
+		return plain((await memory.saveMessages({ messages: saved })).messages);
+	},
+	async function saveMessagesAgain({ memory }: Both, r: Random) {
+		await memory.saveMessages({ messages: [message(pick(r, ids), pick(r, few), { content: text("again") })] });
+	},
+	async function updateMessages({ memory }: Both, r: Random) {
+		const updates = some(r, ids).map((id) => ({
+			id,
+			...maybe(r, "threadId", pick(r, few)),
+			...maybe(r, "resourceId", pick(r, few)),
+			...maybe(r, "content", { content: `${r(9)}`, ...maybe(r, "metadata", { [pick(r, ["k", "l"])]: r(3) }) }),
+		}));
+		return plain(await memory.updateMessages({ messages: r(4) ? updates : [...updates, ...updates] }));
+	},
+	async function deleteMessages({ memory }: Both, r: Random) {
+		if (r(2)) await memory.deleteMessages(some(r, ids));
+	},
+	async function listMessages({ memory }: Both, r: Random) {
+		const threadId = r(3) ? pick(r, few) : some(r, few);
+		return plain(await memory.listMessages({ threadId, ...maybe(r, "resourceId", pick(r, few)), ...query(r) }));
+	},
+	async function listMessagesByResourceId({ memory }: Both, r: Random) {
+		return plain(await memory.listMessagesByResourceId({ resourceId: pick(r, few), ...query(r) }));
+	},
+	async function listMessagesById({ memory }: Both, r: Random) {
+		return plain(await memory.listMessagesById({ messageIds: some(r, [...ids, "none"]) }));
+	},
+];
+
+function query(r: Random) {
+	const at = (minute: number) => new Date(Date.UTC(2026, 0, 1, 0, minute));
+	const dateRange = { ...maybe(r, "start", at(r(4))), ...maybe(r, "end", at(4 + r(4))), startExclusive: r(2) > 0, endExclusive: r(2) > 0 };
+	const include = some(r, ids).map((id) => ({ id, ...maybe(r, "withPreviousMessages", r(3)), ...maybe(r, "withNextMessages", r(3)) }));
+	return {
+		...pick(r, [{ perPage: false as const }, { perPage: 1 + r(3), page: r(3) }, { perPage: 0 }, { page: -1 }, {}]),
+		...maybe(r, "orderBy", { field: "createdAt" as const, direction: pick(r, ["ASC", "DESC"] as const) }),
+		...maybe(r, "include", include),
+		...maybe(r, "filter", { ...maybe(r, "dateRange", dateRange), ...maybe(r, "metadata", { k: r(3) }) }),
+	};
+}
+
+const resources = [
+	async function saveResource({ memory }: Both, r: Random) {
+		const resource = {
+			id: pick(r, hostile),
+			...maybe(r, "workingMemory", `${r(9)}`),
+			metadata: { a: r(3) },
+			createdAt: new Date(r(9)),
+			updatedAt: new Date(r(9)),
+		};
+		return plain(await memory.saveResource({ resource }));
+	},
+	async function updateResource({ memory }: Both, r: Random) {
+		const { createdAt: _, ...updated } = await memory.updateResource({
+			resourceId: pick(r, hostile),
+			...maybe(r, "workingMemory", `${r(9)}`),
+			...maybe(r, "metadata", { b: r(3) }),
+		});
+		return plain(updated);
+	},
+	async function getResource({ memory }: Both, r: Random) {
+		const found = await memory.getResourceById({ resourceId: pick(r, hostile) });
+		return found && plain({ ...found, createdAt: found.createdAt.getTime() < 1e6 ? found.createdAt : "now" });
+	},
+];
+
+test("random calls of Mastra's memory do what its store in memory does, whatever the names are", { timeout: 300_000 }, async () => {
+	for (const seed of [1, 2]) {
+		const stores = [await storeOf(), new InMemoryStore().stores as Both] as Both[];
+		await alike(stores, [...threads, ...messages, ...messages, ...resources], { steps: 250, seed });
+	}
+});
+
+const runs = [
+	async function persist({ workflows }: Both, r: Random) {
+		await workflows.persistWorkflowSnapshot({
+			...runOf(r),
+			...maybe(r, "resourceId", pick(r, hostile)),
+			snapshot: { ...snapshot("x", pick(r, ["running", "suspended"])), ...maybe(r, "context", inThread(pick(r, hostile))) },
+			...maybe(r, "createdAt", new Date(Date.UTC(2026, 0, 1, 0, 0, 0, r(1e6)))),
+		});
+	},
+	async function results({ workflows }: Both, r: Random) {
+		const result = { status: "success" as const, output: [r(3), null], payload: {}, startedAt: 1, endedAt: 2 };
+		return plain(
+			await workflows.updateWorkflowResults({ ...runOf(r), stepId: pick(r, hostile), result, requestContext: { [pick(r, ["a", "b"])]: r(3) } }),
+		);
+	},
+	async function state({ workflows }: Both, r: Random) {
+		const opts = {
+			status: pick(r, ["running", "suspended", "success"] as const),
+			...maybe(r, "expectedStatus", pick(r, ["running", ["suspended" as const]] as const)),
+		};
+		return plain((await workflows.updateWorkflowState({ ...runOf(r), opts: opts as never })) ?? null);
+	},
+	async function load({ workflows }: Both, r: Random) {
+		return plain(await workflows.loadWorkflowSnapshot(runOf(r)));
+	},
+	async function listRuns({ workflows }: Both, r: Random) {
+		const { runs, total } = await workflows.listWorkflowRuns({
+			...maybe(r, "workflowName", pick(r, hostile)),
+			...maybe(r, "status", pick(r, ["running", "suspended"] as const)),
+			...maybe(r, "resourceId", pick(r, hostile)),
+			...(r(4) ? {} : { threadId: pick(r, hostile) }),
+			...(r(4) ? {} : { fromDate: new Date(Date.UTC(2026, 0, 1, 0, 0, 0, 500_000)) }),
+			...(r(4) ? {} : { toDate: new Date(Date.UTC(2026, 0, 1, 0, 0, 0, 600_000)) }),
+		});
+		return plain([runs.map(fieldsOfRun).sort((a, b) => (JSON.stringify(a) < JSON.stringify(b) ? -1 : 1)), total]);
+	},
+	async function pageOfRuns({ workflows }: Both, r: Random) {
+		const toDate = new Date(Date.UTC(2026, 5)); // Those of which the time is given: the others have that of the call.
+		const { runs, total } = await workflows.listWorkflowRuns({ perPage: pick(r, [1, 2, false]), page: r(3), toDate });
+		return plain([runs.map(fieldsOfRun), total]);
+	},
+	async function getRun({ workflows }: Both, r: Random) {
+		const { workflowName, runId } = runOf(r);
+		const run = await workflows.getWorkflowRunById({ workflowName, runId });
+		return run && plain(fieldsOfRun(run));
+	},
+	async function deleteRun({ workflows }: Both, r: Random) {
+		if (r(3) === 0) await workflows.deleteWorkflowRunById(runOf(r));
+	},
+];
+
+// Mastra's store in memory takes the run "c" of "a-b" for the run "b-c" of "a": no name here has a "-".
+function runOf(r: Random) {
+	return { workflowName: pick(r, hostile.slice(0, 7)), runId: pick(r, hostile.slice(0, 7)) };
+}
+
+function fieldsOfRun({
+	workflowName,
+	runId,
+	snapshot,
+	resourceId,
+	createdAt,
+}: NonNullable<Awaited<ReturnType<Both["workflows"]["getWorkflowRunById"]>>>) {
+	return { workflowName, runId, snapshot, resourceId, createdAt: createdAt < new Date(Date.UTC(2026, 5)) ? createdAt : "now" };
+}
+
+function snapshot(runId: string, status: WorkflowRunState["status"], context: WorkflowRunState["context"] = {}): WorkflowRunState {
+	const fields = { value: {}, activePaths: [], activeStepsPath: {}, serializedStepGraph: [], suspendedPaths: {}, resumeLabels: {}, waitingPaths: {} };
+	return { ...fields, runId, status, context, timestamp: 1 };
+}
+
+/** Returns the context of an agent's run that waits for somebody. */
+function inThread(threadId: string): WorkflowRunState["context"] {
+	const suspendPayload = { __streamState: { messageList: { memoryInfo: { threadId } } } };
+	return { step: { status: "suspended", payload: {}, suspendPayload, startedAt: 1, suspendedAt: 2 } };
+}
+
+test("random calls of Mastra's workflows do what its store in memory does, whatever the names are", { timeout: 120_000 }, async () => {
+	await alike([(await storeOf()) as Both, new InMemoryStore().stores as Both], [...runs, ...runs.slice(0, 3)], { steps: 400 });
+});
+
+test("a run is found by its id alone, and one that was made later first", async () => {
+	const { workflows } = await storeOf();
+	const at = (workflowName: string, ms: number) =>
+		workflows.persistWorkflowSnapshot({ workflowName, runId: "x/y", snapshot: snapshot("x/y", "running"), createdAt: new Date(ms) });
+	for (const [name, ms] of [
+		["a", 1],
+		["b", 3],
+		["c", 2],
+	] as const)
+		await at(name, ms);
+	expect((await workflows.getWorkflowRunById({ runId: "x/y" }))?.workflowName).toBe("b");
+	expect(await workflows.getWorkflowRunById({ runId: "x" })).toBeNull();
+});
+
+const scores = [
+	async function saveScore({ scores }: Both, r: Random) {
+		const id = pick(r, hostile);
+		const { score } = await scores.saveScore({
+			id,
+			scorerId: pick(r, hostile),
+			entityId: pick(r, hostile),
+			entityType: pick(r, ["AGENT", "WORKFLOW"]),
+			runId: pick(r, hostile),
+			score: r(9),
+			output: { text: "x".repeat(r(3)) },
+			scorer: {},
+			entity: {},
+			source: pick(r, ["LIVE", "TEST"] as const),
+			...maybe(r, "traceId", "t"),
+			...maybe(r, "spanId", pick(r, ["s", "s/"])),
+			...maybe(r, "projectId", "p"),
+			createdAt: new Date(Date.UTC(2026, 0, 1, 0, hostile.indexOf(id))),
+		} as never);
+		return plain(score);
+	},
+	async function getScore({ scores }: Both, r: Random) {
+		return plain(await scores.getScoreById({ id: pick(r, hostile) }));
+	},
+	async function ofScorer({ scores }: Both, r: Random) {
+		const filters = maybe(r, "filters", { projectId: "p" });
+		return plain(
+			await scores.listScoresByScorerId({ scorerId: pick(r, hostile), pagination: paging(r), ...maybe(r, "source", "LIVE" as const), ...filters }),
+		);
+	},
+	async function ofSpan({ scores }: Both, r: Random) {
+		return plain(await scores.listScoresBySpan({ traceId: "t", spanId: pick(r, ["s", "s/"]), pagination: paging(r) }));
+	},
+	// Of a run and an entity, Mastra's store in memory lists scores as they came; its databases list the newest first, and so do we.
+	async function ofRun({ scores }: Both, r: Random) {
+		return inOrder(await scores.listScoresByRunId({ runId: pick(r, hostile), pagination: { page: 0, perPage: false } }));
+	},
+	async function ofEntity({ scores }: Both, r: Random) {
+		const of = { entityId: pick(r, hostile), entityType: pick(r, ["AGENT", "WORKFLOW"]) as never };
+		return inOrder(await scores.listScoresByEntityId({ ...of, pagination: { page: 0, perPage: false } }));
+	},
+];
+
+function paging(r: Random) {
+	return pick(r, [
+		{ page: 0, perPage: false as const },
+		{ page: r(3), perPage: 1 + r(2) },
+	]);
+}
+
+function inOrder(found: { scores: { id: string }[] }) {
+	return plain({ ...found, scores: found.scores.sort((a, b) => (a.id < b.id ? -1 : 1)) });
+}
+
+test("random calls of Mastra's scores do what its store in memory does, whatever the names are", { timeout: 120_000 }, async () => {
+	await alike([(await storeOf()) as Both, new InMemoryStore().stores as Both], [...scores, ...scores.slice(0, 1)], { steps: 300 });
+});
+
+const states = [
+	async function setState({ threadState }: Both, r: Random) {
+		await threadState.setState({
+			threadId: pick(r, hostile),
+			type: pick(r, [...hostile, "__proto__"]),
+			value: pick(r, [r(9), { a: [r(9)] }, null, "x", false]),
+		});
+	},
+	async function getState({ threadState }: Both, r: Random) {
+		return threadState.getState({ threadId: pick(r, hostile), type: pick(r, [...hostile, "__proto__"]) });
+	},
+	async function deleteState({ threadState }: Both, r: Random) {
+		await threadState.deleteState({ threadId: pick(r, hostile), type: pick(r, hostile) });
+	},
+];
+
+test("random calls of Mastra's thread state do what its store in memory does, and it leaves with its thread", { timeout: 120_000 }, async () => {
+	const stores = await storeOf();
+	await alike([stores as Both, new InMemoryStore().stores as Both], states, { steps: 300 });
+	await stores.memory.saveThread({ thread: thread("new") });
+	await stores.threadState.setState({ threadId: "new", type: "task", value: [1] });
+	expect((await stores.memory.getThreadById({ threadId: "new" }))?.title).toBe("of new");
+	await stores.memory.deleteThread({ threadId: "new" });
+	expect(await stores.threadState.getState({ threadId: "new", type: "task" })).toBeUndefined();
+	await stores.threadState.dangerouslyClearAll();
+	for (const threadId of hostile) for (const type of hostile) expect(await stores.threadState.getState({ threadId, type })).toBeUndefined();
+});
+
+test("messages of one time keep the order of their first save, and what is equal is stored once", async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	const at = new Date(0);
+	const saved = ["c", "a", "b"].map((id) => message(id, "t", { createdAt: at }));
+	await memory.saveMessages({ messages: saved });
+	await memory.saveMessages({ messages: [message("d", "t", { createdAt: at }), message("c", "t", { createdAt: at, content: text("replaced") })] });
+	const order = async (direction: "ASC" | "DESC") =>
+		(await memory.listMessages({ threadId: "t", orderBy: { field: "createdAt", direction } })).messages.map((m) => m.id);
+	expect(await order("ASC")).toEqual(["c", "a", "b", "d"]);
+	expect(await order("DESC")).toEqual(["c", "a", "b", "d"]);
+	const session = await db.session("mastra/t");
+	expect((await session.info()).nodes).toBe(5);
+	await memory.saveMessages({ messages: saved.slice(1) });
+	expect((await session.info()).nodes).toBe(5);
+	// A commit takes so many bytes: larger saves are several.
+	await memory.saveMessages({ messages: [1, 2, 3].map((i) => message(`big ${i}`, "big", { content: text("x".repeat(5 << 20)) })) });
+	expect((await (await db.session("mastra/big")).info()).revision).toBe(3);
+	// Nobody can read what was replaced or deleted.
+	await memory.deleteMessages(["a"]);
+	const left = (await all(session.nodes({ full: true }))).map((n) => JSON.parse(n.payload.toString()).content.content);
+	expect(left).toEqual(["b", "d", "replaced"]);
+});
+
+test("threads are listed by their last change, and have metadata of any size and a group that follows their resource", async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	for (const id of ["a", "b", "c"]) await memory.saveThread({ thread: thread(id) });
+	const big = "é".repeat(100_000);
+	await memory.saveMessages({ messages: [message("m", "b")] });
+	await memory.updateThread({ id: "a", metadata: { big } });
+	const { threads } = await memory.listThreads({ orderBy: { field: "updatedAt", direction: "DESC" } });
+	expect(threads.map((t) => t.id)).toEqual(["a", "b", "c"]);
+	expect(threads[0]?.metadata).toEqual({ a: 1, big });
+	expect(threads[0]?.updatedAt).toBeInstanceOf(Date);
+	await memory.updateThreadResourceId({ threadId: "b", resourceId: "x/y" });
+	expect((await db.list({ group: "mastra/x%2Fy" })).sessions.map((i) => i.id)).toEqual(["mastra/b"]);
+	const { thread: copy } = await memory.copyThread({ sourceThreadId: "b" });
+	expect((await memory.getThreadById({ threadId: copy.id }))?.metadata?.clone).toEqual({
+		sourceThreadId: "b",
+		clonedAt: copy.createdAt,
+		lastMessageId: "m",
+	});
+});
+
+test("long threads are saved, copied and moved in several commits, and a copy is listed when it is whole", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	await memory.saveThread({ thread: thread("t") });
+	const saved = Array.from({ length: 1203 }, (_, i) => message(`m${i}`, "t", { createdAt: new Date(i) }));
+	await memory.saveMessages({ messages: saved });
+	expect((await (await db.session("mastra/t")).info()).revision).toBe(8);
+	expect((await memory.listMessages({ threadId: "t", perPage: false })).messages.map((m) => m.id)).toEqual(saved.map((m) => m.id));
+	const listings = new Set<number>();
+	let done = false;
+	const watch = (async () => {
+		while (!done) {
+			const { threads } = await memory.listThreads({ filter: { metadata: { copied: true } } });
+			if (threads.length > 0) listings.add((await memory.listMessages({ threadId: "copy", perPage: 1 })).total);
+		}
+	})();
+	const { messageIdMap } = await memory.copyThread({ sourceThreadId: "t", newThreadId: "copy", metadata: { copied: true } });
+	done = true;
+	await watch;
+	expect(new Set(Object.values(messageIdMap ?? {})).size).toBe(1203);
+	expect([...listings].filter((n) => n !== 1203)).toEqual([]);
+	await memory.updateThreadResourceId({ threadId: "copy", resourceId: "other" });
+	expect((await memory.listMessagesByResourceId({ resourceId: "other", perPage: 10 })).total).toBe(1203);
+	expect((await memory.listMessagesByResourceId({ resourceId: "r", perPage: 10 })).total).toBe(1203);
+});
+
+test("two hosts on one thread at once lose nothing, and neither do two on one run", { timeout: 60_000 }, async () => {
+	const store = newStore();
+	const hosts = [await storeOf(await open(store)), await storeOf(await open(store))];
+	const [first, second] = hosts as [TurnstoneStore["stores"], TurnstoneStore["stores"]];
+	await first.memory.saveThread({ thread: thread("t", "r", { metadata: { n: 0 } }) });
+	await first.workflows.persistWorkflowSnapshot({ workflowName: "w", runId: "x", snapshot: snapshot("x", "running") });
+	const work = hosts.flatMap(({ memory, workflows }, host) =>
+		Array.from({ length: 10 }, async (_, i) => {
+			const at = new Date(2 * i + host);
+			await memory.saveMessages({ messages: [message("same", "t", { createdAt: new Date(1e6) }), message(`${host}/${i}`, "t", { createdAt: at })] });
+			const update = (t: StorageThreadType) => ({ n: Number(t.metadata?.n) + 1 });
+			await memory.updateThreadMetadata({ id: "t", update });
+			await memory.updateResource({ resourceId: "r", metadata: { [`${host}/${i}`]: i } });
+			const result = { status: "success" as const, output: i, payload: {}, startedAt: 1, endedAt: 2 };
+			await workflows.updateWorkflowResults({ workflowName: "w", runId: "x", stepId: `${host}/${i}`, result, requestContext: {} });
+		}),
+	);
+	await Promise.all(work);
+	const { messages, total } = await second.memory.listMessages({ threadId: "t", perPage: false });
+	expect(total).toBe(21);
+	expect(messages.filter((m) => m.id === "same")).toHaveLength(1);
+	expect((await second.memory.getThreadById({ threadId: "t" }))?.metadata).toEqual({ n: 20 });
+	expect(Object.keys((await first.memory.getResourceById({ resourceId: "r" }))?.metadata ?? {})).toHaveLength(20);
+	expect(Object.keys((await second.workflows.loadWorkflowSnapshot({ workflowName: "w", runId: "x" }))?.context ?? {})).toHaveLength(20);
+	// Of those who expect a status, one gets it.
+	const claims = [...hosts, ...hosts].map(({ workflows }, i) =>
+		workflows.updateWorkflowState({ workflowName: "w", runId: "x", opts: { status: "success", expectedStatus: "running", result: { i } as never } }),
+	);
+	expect((await Promise.all(claims)).filter(Boolean)).toHaveLength(1);
+	// A message that moves between threads is in one of them, whoever looks.
+	await Promise.all([...Array(8)].map((_, i) => hosts[i % 2]?.memory.updateMessages({ messages: [{ id: "same", threadId: `t${i}` }] })));
+	const { messages: moved } = await first.memory.listMessagesById({ messageIds: ["same"] });
+	expect(moved).toHaveLength(1);
+	const threads = ["t", ...Array.from({ length: 8 }, (_, i) => `t${i}`)];
+	expect((await first.memory.listMessages({ threadId: threads, perPage: false })).messages.filter((m) => m.id === "same")).toEqual(moved);
+});
+
+test("observational memory of a thread or a resource is changed by several hosts, and none of its parts is lost", async () => {
+	const store = newStore();
+	const hosts = [(await storeOf(await open(store))).memory, (await storeOf(await open(store))).memory] as MemoryStorage[];
+	const [first, second] = hosts as [MemoryStorage, MemoryStorage];
+	for (const threadId of ["t/1", null]) {
+		const config = {};
+		const { id } = await first.initializeObservationalMemory({ threadId, resourceId: "r", scope: threadId ? "thread" : "resource", config });
+		const chunk = (i: number) => ({
+			cycleId: `${i}`,
+			observations: `seen ${i}`,
+			tokenCount: 1,
+			messageIds: [`m${i}`],
+			messageTokens: 1,
+			lastObservedAt: new Date(i),
+		});
+		await Promise.all([...Array(8)].map((_, i) => hosts[i % 2]?.updateBufferedObservations({ id, chunk: chunk(i) })));
+		const record = await second.getObservationalMemory(threadId, "r");
+		expect(record?.bufferedObservationChunks?.map((c) => c.cycleId).sort()).toEqual([..."01234567"]);
+		expect([record?.createdAt, record?.bufferedObservationChunks?.[0]?.lastObservedAt]).toEqual([expect.any(Date), expect.any(Date)]);
+		await second.createReflectionGeneration({ currentRecord: record as never, reflection: "all of it", tokenCount: 1 });
+		expect((await first.getObservationalMemoryHistory(threadId, "r")).map((x) => x.generationCount)).toEqual([1, 0]);
+		await second.clearObservationalMemory(threadId, "r");
+		expect(await first.getObservationalMemory(threadId, "r")).toBeNull();
+		await expect(first.setObservingFlag(id, true)).rejects.toThrow("not found");
+	}
+});
+
+test("a host that is killed has saved all messages that it was told of, and each save whole", { timeout: 60_000 }, async () => {
+	const store = newStore();
+	const told: number[] = [];
+	for (let i = 0; i < 3; i++) {
+		const host = spawn(process.execPath, [join(import.meta.dirname, "mastra.mjs"), "save", store], { stdio: ["ignore", "pipe", "inherit"] });
+		for await (const line of host.stdout) {
+			told.push(...line.toString().trim().split("\n").map(Number));
+			if (told.length >= 10 * (i + 1)) host.kill("SIGKILL");
+		}
+	}
+	const { memory } = await storeOf(await open(store));
+	const { messages } = await memory.listMessages({ threadId: "t", perPage: false });
+	expect(messages.length).toBeGreaterThanOrEqual(2 * told.length);
+	expect(messages.map((m) => m.id)).toEqual(messages.map((_, i) => `${Math.floor(i / 2)}${i % 2 ? "assistant" : "user"}`));
+	const found = await memory.listMessagesById({ messageIds: messages.map((m) => m.id) });
+	expect(found.messages).toHaveLength(messages.length);
+});
+
+test("a workflow that was suspended goes on in another process, after its host and its server were killed", { timeout: 60_000 }, async () => {
+	const store = newStore();
+	const db = await open(store, { idle: 5 });
+	const host = spawn(process.execPath, [join(import.meta.dirname, "mastra.mjs"), "start", store], { stdio: ["ignore", "pipe", "inherit"] });
+	onTestFinished(() => void host.kill("SIGKILL"));
+	const [line] = await once(host.stdout, "data");
+	const [runId, status] = String(line).trim().split(" ") as [string, string];
+	expect(status).toBe("suspended");
+	host.kill("SIGKILL");
+	process.kill(children.at(-1) as number, "SIGKILL");
+	const mastra = new Mastra({ storage: new TurnstoneStore({ client: db }), workflows: { shipping: shipping() }, logger: false });
+	const run = await mastra.getWorkflow("shipping").createRun({ runId });
+	const ended = await run.resume({ step: "ask", resumeData: { by: "Ann" } });
+	expect(ended).toMatchObject({ status: "success", result: { text: "a box, packed, shipped by Ann" } });
+	const { workflows } = await storeOf(db);
+	expect((await workflows.listWorkflowRuns({ workflowName: "shipping", status: "success" })).runs.map((r) => r.runId)).toEqual([runId]);
+});
+
+test("an agent remembers in another process of the store, after the server was killed", { timeout: 60_000 }, async () => {
+	const store = newStore();
+	const prompts: unknown[] = [];
+	const turn = async (question: string, answer: string) => {
+		const client = await open(store, { idle: 5 });
+		const usage = { inputTokens: { total: 1, noCache: 1, cacheRead: 0, cacheWrite: 0 }, outputTokens: { total: 1, text: 1, reasoning: 0 } };
+		const parts = [
+			{ type: "stream-start" as const, warnings: [] },
+			{ type: "text-start" as const, id: "1" },
+			{ type: "text-delta" as const, id: "1", delta: answer },
+			{ type: "text-end" as const, id: "1" },
+			{ type: "finish" as const, usage, finishReason: { unified: "stop" as const, raw: undefined } },
+		];
+		const model = new MockLanguageModelV3({
+			doStream: async ({ prompt }) => {
+				prompts.push(prompt);
+				return { stream: simulateReadableStream({ chunks: parts }) };
+			},
+		});
+		const memory = new Memory({ options: { lastMessages: 10 } });
+		const agent = new Agent({ id: "a", name: "a", instructions: "Answer.", model, memory });
+		const mastra = new Mastra({ storage: new TurnstoneStore({ client }), agents: { agent }, logger: false });
+		const output = await mastra.getAgent("agent").stream(question, { memory: { thread: "chat/1", resource: "user/1" } });
+		expect(await output.text).toBe(answer);
+		client.close();
+	};
+	await turn("My name is Ann.", "Hello, Ann.");
+	process.kill(children.at(-1) as number, "SIGKILL");
+	await turn("What is my name?", "Ann.");
+	const said = JSON.stringify(prompts.at(-1));
+	for (const t of ["My name is Ann.", "Hello, Ann.", "What is my name?"]) expect(said).toContain(t);
+	const { memory } = await storeOf(await open(store));
+	const { messages } = await memory.listMessages({ threadId: "chat/1", resourceId: "user/1" });
+	expect(messages.map((m) => m.role)).toEqual(["user", "assistant", "user", "assistant"]);
+	expect((await memory.listThreads({ filter: { resourceId: "user/1" } })).threads.map((t) => t.id)).toEqual(["chat/1"]);
+});
+
+test("a prune of the store and deletions leave the rest whole, and resources outlive what nobody uses", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const { memory, workflows } = await storeOf(db);
+	for (const id of ["kept", "deleted"]) await memory.saveThread({ thread: thread(id) });
+	await memory.saveResource({ resource: { id: "r", workingMemory: "likes tea", createdAt: new Date(), updatedAt: new Date() } });
+	const work = (async () => {
+		for (let i = 0; i < 20; i++) {
+			await memory.saveMessages({
+				messages: [message(`k${i}`, "kept", { createdAt: new Date(i) }), message(`d${i}`, "deleted", { createdAt: new Date(i) })],
+			});
+			const context = { step: { status: "success" as const, output: i, payload: {}, startedAt: 1, endedAt: 2 } };
+			await workflows.persistWorkflowSnapshot({ workflowName: "w", runId: "x", snapshot: snapshot("x", "running", context) });
+		}
+	})();
+	for (let i = 0; i < 5; i++) {
+		await db.prune({ revisions: 1 });
+		await memory.deleteThread({ threadId: "deleted" });
+	}
+	await work;
+	await memory.deleteThread({ threadId: "deleted" });
+	await db.prune({ revisions: 1 });
+	await db.vacuum();
+	expect((await memory.listMessages({ threadId: "kept", perPage: false })).messages.map((m) => m.id)).toEqual(
+		Array.from({ length: 20 }, (_, i) => `k${i}`),
+	);
+	expect((await memory.listMessagesById({ messageIds: ["d1", "d19", "k1"] })).messages.map((m) => m.id)).toEqual(["k1"]);
+	expect((await workflows.loadWorkflowSnapshot({ workflowName: "w", runId: "x" }))?.context.step).toMatchObject({ output: 19 });
+	expect((await memory.getThreadById({ threadId: "kept" }))?.title).toBe("of kept");
+	await new Promise((done) => setTimeout(done, 50));
+	await db.prune({ inactive: 0.02 });
+	expect((await memory.listThreads({})).threads).toEqual([]);
+	expect((await workflows.listWorkflowRuns()).total).toBe(0);
+	expect((await memory.getResourceById({ resourceId: "r" }))?.workingMemory).toBe("likes tea");
+});
+
+test("Mastra's retention deletes what is older, of each domain, and no more than it is told to", { timeout: 60_000 }, async () => {
+	const client = await open();
+	const retention = {
+		memory: { messages: { maxAge: "1d" }, threads: { maxAge: "1d" }, resources: { maxAge: "1d" } },
+		workflows: { workflowSnapshot: { maxAge: "1d" } },
+		scores: { scorers: { maxAge: "1d" } },
+		threadState: { threadState: { maxAge: 0 } },
+	} as const;
+	const storage = new TurnstoneStore({ client, retention });
+	const { memory, workflows, scores, threadState } = storage.stores;
+	const now = new Date();
+	for (const [id, createdAt] of [
+		["a", new Date(0)],
+		["b", now],
+	] as const) {
+		await memory.saveThread({ thread: thread(id, "r", { createdAt, updatedAt: createdAt }) });
+		await memory.saveThread({ thread: thread(`of ${id}`, "r", { createdAt: new Date(0), updatedAt: new Date(0) }) });
+		await memory.saveMessages({ messages: [message(id, `of ${id}`, { createdAt })] });
+		await memory.saveResource({ resource: { id, createdAt, updatedAt: createdAt } });
+		await workflows.persistWorkflowSnapshot({ workflowName: "w", runId: id, snapshot: snapshot(id, "running"), updatedAt: createdAt });
+		const fields = { scorerId: "s", entityId: "e", runId: "x", score: 1, output: 1, scorer: {}, entity: {}, source: "LIVE" as const };
+		await scores.saveScore({ ...fields, id, createdAt } as never);
+	}
+	await threadState.setState({ threadId: "of b", type: "task", value: 1 });
+	await new Promise((done) => setTimeout(done, 5));
+	const [first] = await storage.prune({ maxRows: 0 });
+	expect(first).toEqual({ domain: "memory", table: "mastra_messages", deleted: 0, done: false });
+	const pruned = await storage.prune();
+	expect(pruned.map((p) => [p.table, p.deleted, p.done])).toEqual([
+		["mastra_messages", 1, true],
+		["mastra_resources", 1, true],
+		["mastra_threads", 1, true],
+		["mastra_workflow_snapshot", 1, true],
+		["mastra_scorers", 1, true],
+		["mastra_thread_state", 1, true],
+	]);
+	expect((await memory.listThreads({ orderBy: { direction: "ASC" } })).threads.map((t) => t.id).sort()).toEqual(["b", "of a", "of b"]);
+	expect((await memory.listMessagesByResourceId({ resourceId: "r" })).messages.map((m) => m.id)).toEqual(["b"]);
+	expect([await memory.getResourceById({ resourceId: "a" }), (await memory.getResourceById({ resourceId: "b" }))?.id]).toEqual([null, "b"]);
+	expect((await workflows.listWorkflowRuns()).runs.map((r) => r.runId)).toEqual(["b"]);
+	expect((await scores.listScoresByRunId({ runId: "x", pagination: { page: 0, perPage: 9 } })).scores.map((s) => s.id)).toEqual(["b"]);
+	expect((await (await client.session("mastra-scores/x")).load()).nodes).toHaveLength(1);
+	expect(await threadState.getState({ threadId: "of b", type: "task" })).toBeUndefined();
+});
+
+test("a store is one of several domains of another storage, and clearing one domain leaves the others", async () => {
+	const client = await open();
+	const ours = new TurnstoneStore({ client });
+	const storage = new MastraCompositeStore({ id: "all", default: new InMemoryStore(), domains: ours.stores });
+	await storage.init();
+	expect(await storage.getStore("memory")).toBe(ours.stores.memory);
+	expect(await storage.getStore("observability")).toBeDefined();
+	expect(await ours.getStore("observability")).toBeUndefined();
+	await ours.stores.memory.saveThread({ thread: thread("a") });
+	await ours.stores.workflows.persistWorkflowSnapshot({ workflowName: "w", runId: "x", snapshot: snapshot("x", "running") });
+	await ours.stores.memory.dangerouslyClearAll();
+	expect((await ours.stores.memory.listThreads({})).total).toBe(0);
+	expect((await ours.stores.workflows.listWorkflowRuns()).total).toBe(1);
+	await ours.close();
+	expect((await client.list()).sessions.map((i) => i.id)).toEqual(["mastra-workflows/w/x"]);
+	expect(isDeepStrictEqual(await storage.prune(), [])).toBe(true);
+});
