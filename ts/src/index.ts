@@ -9,8 +9,8 @@
  *     await session.commit({ nodes: [{ kind: "user", payload: "hello" }], expected: revision, turn: "1" });
  *     db.close();
  *
- * `turnstonedb/langgraph` is a checkpointer for LangGraph, `turnstonedb/agents` a session for the OpenAI Agents SDK, and `turnstonedb/ai` keeps chats of
- * the AI SDK. `turnstonedb/transcript` is for hosts that save whole histories.
+ * `turnstonedb/langgraph` is a checkpointer for LangGraph, `turnstonedb/mastra` a storage for Mastra, `turnstonedb/agents` a session for the OpenAI Agents
+ * SDK, and `turnstonedb/ai` keeps chats of the AI SDK. `turnstonedb/transcript` is for hosts that save whole histories.
  *
  * @module
  */
