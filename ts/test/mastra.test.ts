@@ -89,6 +89,9 @@ const threads = [
 		const { perPage, ...found } = await memory.listThreads({ ...paging, ...maybe(r, "orderBy", orderBy), ...maybe(r, "filter", filter) });
 		return plain({ ...found, perPage });
 	},
+	async function threadsOf({ memory }: Both, r: Random) {
+		return plain(await memory.listThreads({ perPage: false, filter: { resourceId: pick(r, few) }, orderBy: { field: "createdAt" } }));
+	},
 	async function copyThread({ memory }: Both, r: Random) {
 		if (r(3)) return;
 		const options = {
@@ -463,6 +466,8 @@ test("two hosts on one thread at once lose nothing, and neither do two on one ru
 	expect((await second.memory.getThreadById({ threadId: "t" }))?.metadata).toEqual({ n: 20 });
 	expect(Object.keys((await first.memory.getResourceById({ resourceId: "r" }))?.metadata ?? {})).toHaveLength(20);
 	expect(Object.keys((await second.workflows.loadWorkflowSnapshot({ workflowName: "w", runId: "x" }))?.context ?? {})).toHaveLength(20);
+	await Promise.all(Array.from({ length: 20 }, (_, i) => hosts[i % 2]?.threadState.setState({ threadId: "t", type: `at once ${i}`, value: i })));
+	for (let i = 0; i < 20; i++) expect(await first.threadState.getState({ threadId: "t", type: `at once ${i}` })).toBe(i);
 	for (let i = 0; i < 20; i++) expect(await first.threadState.getState({ threadId: "t", type: `${i % 2}/${i >> 1}` })).toBe(i >> 1);
 	// Of those who expect a status, one gets it.
 	const claims = [...hosts, ...hosts].map(({ workflows }, i) =>
@@ -544,6 +549,28 @@ test("a call that reads what others change meanwhile reads it again, and misses 
 		["0000", "z"],
 		["1000", "a"],
 	]);
+});
+
+test("a session that was renamed is no thread, run or score any more, and its names are free", async () => {
+	const db = await open();
+	const { memory, workflows, scores } = await storeOf(db);
+	const fields = { scorerId: "s", entityId: "e", runId: "x", score: 1, output: 1, scorer: {}, entity: {}, source: "LIVE" as const };
+	for (let i = 0; i < 2; i++) {
+		await memory.saveThread({ thread: thread("t") });
+		await memory.saveMessages({ messages: [message("m", "t")] });
+		await workflows.persistWorkflowSnapshot({ workflowName: "w", runId: "x", snapshot: snapshot("x", "running") });
+		await scores.saveScore({ ...fields, id: "s" } as never);
+		expect((await memory.listThreads({})).total).toBe(1);
+		expect((await memory.listMessagesByResourceId({ resourceId: "r" })).total).toBe(1);
+		expect((await memory.listMessagesById({ messageIds: ["m"] })).messages).toHaveLength(1);
+		expect((await workflows.listWorkflowRuns()).total).toBe(1);
+		expect((await workflows.getWorkflowRunById({ runId: "x" }))?.runId).toBe("x");
+		expect((await scores.listScoresByScorerId({ scorerId: "s", pagination: { page: 0, perPage: 9 } })).pagination.total).toBe(1);
+		for (const id of ["mastra/t", "mastra-workflows/w/x", "mastra-scores/x"]) await (await db.session(id)).rename(`${id} ${i}`);
+	}
+	expect(await memory.getThreadById({ threadId: "t" })).toBeNull();
+	expect((await memory.listMessagesById({ messageIds: ["m"] })).messages).toEqual([]);
+	expect(await scores.getScoreById({ id: "s" })).toBeNull();
 });
 
 test("a host that is killed has saved all messages that it was told of, and each save whole", { timeout: 60_000 }, async () => {

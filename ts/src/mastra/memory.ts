@@ -26,8 +26,8 @@ import { gone, listed, recorded, untilStands } from "../adapter.ts";
 import { Session } from "../client.ts";
 import type { StoredRecord } from "../types.ts";
 import { ObservationalMemory, resourceGroup, resourcePart, resourceSession } from "./observations.ts";
-import { chunks, each, grouped, jsonOf, keyOf, newId, nodesOf, pruned, remove, standing } from "./stored.ts";
-import { group, groupOf, type Header, listedThread, messageKey, messageOf, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
+import { chunks, each, grouped, keyOf, newId, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
+import { group, groupOf, type Header, messageKey, messageOf, ofThread, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
 
 type Update = Parameters<ObservationalMemory["updateMessages"]>[0]["messages"][number];
 type Load = (headers: Header[]) => Promise<MastraDBMessage[]>;
@@ -132,10 +132,8 @@ export class TurnstoneMemory extends ObservationalMemory {
 		for (const r of await recorded(this.client, resource === undefined ? keyOf("thread") : keyOf("thread", resource))) {
 			if (r.time >= (latest.get(r.session)?.time ?? "")) latest.set(r.session, r);
 		}
-		const threads = await each(latest.values(), async (r) => {
-			const t = listedThread(r);
-			return typeof t === "string" ? await this.getThreadById({ threadId: t }) : t;
-		});
+		const said = saidOf<StorageThreadType & { large?: true }>([...latest.values()], (t) => sessionOf(t.id));
+		const threads = await each(said, async (t) => (t.large ? await this.getThreadById({ threadId: t.id }) : threadOf(t)));
 		return threads.filter((t): t is StorageThreadType => t !== null && (resource === undefined || t.resourceId === resource));
 	}
 
@@ -205,8 +203,8 @@ export class TurnstoneMemory extends ObservationalMemory {
 
 	override async listMessagesByResourceId({ resourceId, ...options }: StorageListMessagesByResourceIdInput): Promise<StorageListMessagesOutput> {
 		const find = async () => {
-			const threads = (await recorded(this.client, keyOf("resource", resourceId))).map((r) => jsonOf<{ thread: string }>(r).thread);
-			return (await each(threads, (id) => this.#headers(id))).flat();
+			const threads = saidOf<{ thread: string }>(await recorded(this.client, keyOf("resource", resourceId)), ofThread);
+			return (await each(threads, (t) => this.#headers(t.thread))).flat();
 		};
 		const found = await this.#list({ ...options, find, resource: resourceId });
 		const sign = this.parseOrderBy(options.orderBy, "ASC").direction === "ASC" ? 1 : -1;
@@ -331,7 +329,7 @@ export class TurnstoneMemory extends ObservationalMemory {
 
 	/** Returns where messages are, those that there are. */
 	async #find(ids: string[]): Promise<Header[]> {
-		return (await each(ids, (id) => this.client.records(messageKey(id)))).flatMap((page) => page.records.map((r) => jsonOf<Header>(r)));
+		return (await each(ids, (id) => this.client.records(messageKey(id)))).flatMap((page) => saidOf<Header>(page.records, ofThread));
 	}
 
 	/** Returns what there is to say of each message of a thread. */
@@ -340,7 +338,7 @@ export class TurnstoneMemory extends ObservationalMemory {
 		try {
 			for (let after: string | undefined, first = true; after || first; first = false) {
 				const page = await new Session(this.client, sessionOf(threadId)).records(keyOf("message"), { limit: 1000, ...(after ? { after } : {}) });
-				out.push(...page.records.map((r) => jsonOf<Header>(r)));
+				out.push(...saidOf<Header>(page.records, ofThread));
 				after = page.next;
 			}
 		} catch (e) {
@@ -441,7 +439,7 @@ export class TurnstoneMemory extends ObservationalMemory {
 	async #older(table: string, before: number): Promise<string[]> {
 		let all: { id: string; createdAt: string | Date }[];
 		if (table === "mastra_threads") all = (await this.#threads()).map((t) => ({ id: t.id, createdAt: t.updatedAt }));
-		else if (table === "mastra_messages") all = (await recorded(this.client, keyOf("message"))).map((r) => jsonOf<Header>(r));
+		else if (table === "mastra_messages") all = saidOf<Header>(await recorded(this.client, keyOf("message")), ofThread);
 		else {
 			const stored = await each(await listed(this.client, { group: resourceGroup }), (i) => standing(this.client, i.id, [resourcePart]));
 			all = stored.flatMap((s) => (s.parts.get(resourcePart) as StorageResourceType | undefined) ?? []);

@@ -17,10 +17,11 @@ import {
 import { join, listed, recorded, short, untilStands } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
 import type { RecordChange } from "../types.ts";
-import { each, grouped, jsonOf, keyOf, newId, nodesOf, pruned, remove, standing } from "./stored.ts";
+import { each, grouped, keyOf, newId, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
 
 const group = "mastra-scores";
 const sessionOf = (runId: string) => short(join(group, runId));
+const ofEntry = (e: { runId: string }) => sessionOf(e.runId);
 const scoreKey = (id: string) => keyOf("score", id);
 
 /** What the records of a score say: by what it is listed, and the key of the node that has it. */
@@ -85,7 +86,7 @@ export class TurnstoneScores extends ScoresStorage {
 				own.map((e) => scoreKey(e.id)),
 			);
 			// What stands now, in place of what was found.
-			const there = [...records.values()].map((r) => jsonOf<Entry>(r));
+			const there = saidOf<Entry>([...records.values()], ofEntry);
 			const nodes = await nodesOf(
 				this.#client,
 				sessionOf(of),
@@ -139,7 +140,7 @@ export class TurnstoneScores extends ScoresStorage {
 	}
 
 	async #entries(prefix: string): Promise<Entry[]> {
-		return (await recorded(this.#client, prefix)).map((r) => jsonOf<Entry>(r));
+		return saidOf<Entry>(await recorded(this.#client, prefix), ofEntry);
 	}
 
 	/** Returns scores, but for those that are gone since they were found, or were replaced. */

@@ -70,8 +70,12 @@ export async function remove(client: Client, id: string): Promise<void> {
 	}
 }
 
-export function jsonOf<T>(r: StoredRecord): T {
-	return JSON.parse(r.value.toString());
+/** Returns what the records of sessions say, but for those of a session that was renamed: it is none of ours any more. */
+export function saidOf<T>(records: StoredRecord[], sessionOf: (said: T) => string): T[] {
+	return records.flatMap((r) => {
+		const said: T = JSON.parse(r.value.toString());
+		return r.session === sessionOf(said) ? [said] : [];
+	});
 }
 
 /** Returns what f returns for each item, in their order. */

@@ -7,8 +7,8 @@ import {
 } from "@mastra/core/storage";
 import { recorded, untilStands } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, jsonOf, keyOf, newId, pruned, standing } from "./stored.ts";
-import { group, sessionOf } from "./thread.ts";
+import { each, keyOf, newId, pruned, saidOf, standing } from "./stored.ts";
+import { group, ofThread, sessionOf } from "./thread.ts";
 
 const statePart = "state";
 
@@ -43,12 +43,17 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 	}
 
 	async dangerouslyClearAll(): Promise<void> {
-		await each(await recorded(this.#client, keyOf("state")), (r) =>
-			this.#change(jsonOf<{ thread: string }>(r).thread, (values) => {
+		await each(await this.#threads(), (thread) =>
+			this.#change(thread, (values) => {
 				values.clear();
 				return true;
 			}),
 		);
+	}
+
+	/** Returns the threads that have values. */
+	async #threads(): Promise<string[]> {
+		return saidOf<{ thread: string }>(await recorded(this.#client, keyOf("state")), ofThread).map((s) => s.thread);
 	}
 
 	async #values(threadId: string): Promise<{ revision: number; values: Map<string, Values[string]> }> {
@@ -77,8 +82,7 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 	/** Deletes values that were set longer ago than the policy says. */
 	override async prune(policies: Record<string, TableRetentionPolicy>, options?: PruneOptions): Promise<PruneResult[]> {
 		const older = async (_: string, before: number) => {
-			const found = await each(await recorded(this.#client, keyOf("state")), async (r) => {
-				const { thread: threadId } = jsonOf<{ thread: string }>(r);
+			const found = await each(await this.#threads(), async (threadId) => {
 				const { values } = await this.#values(threadId);
 				return [...values].filter(([, v]) => Date.parse(v.updatedAt) < before).map(([type]) => ({ threadId, type }));
 			});

@@ -1,8 +1,8 @@
 import type { MastraDBMessage, StorageThreadType } from "@mastra/core/memory";
 import { join, short } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
-import type { NewNode, Node, RecordChange, StoredRecord } from "../types.ts";
-import { jsonOf, keyOf, newId, nodesOf, standing } from "./stored.ts";
+import type { NewNode, Node, RecordChange } from "../types.ts";
+import { keyOf, newId, nodesOf, saidOf, standing } from "./stored.ts";
 
 /** The group of all threads, which has one for each resource. */
 export const group = "mastra";
@@ -23,6 +23,7 @@ export interface Header {
 }
 
 export const sessionOf = (threadId: string) => short(join("mastra", threadId));
+export const ofThread = (h: { thread: string }) => sessionOf(h.thread);
 export const messageKey = (id: string) => keyOf("message", id);
 const listKey = (t: StorageThreadType) => keyOf("thread", t.resourceId, t.id);
 
@@ -36,12 +37,6 @@ export function threadOf(stored: unknown): StorageThreadType {
 		updatedAt: new Date(t.updatedAt),
 		...(clone?.clonedAt ? { metadata: { ...t.metadata, clone: { ...clone, clonedAt: new Date(clone.clonedAt) } } } : {}),
 	};
-}
-
-/** Returns the thread that a record lists, or its id if the record has no room for it. */
-export function listedThread(r: StoredRecord): StorageThreadType | string {
-	const t = jsonOf<StorageThreadType & { large?: true }>(r);
-	return t.large ? t.id : threadOf(t);
 }
 
 /** Returns the message of a header and its node. */
@@ -82,7 +77,7 @@ export class Thread {
 	/** Loads a thread, and those of some messages that are in it. */
 	static async load(client: Client, id: string, messages: string[]): Promise<Thread> {
 		const s = await standing(client, sessionOf(id), [threadPart], messages.map(messageKey));
-		const headers = [...s.records.values()].map((r) => jsonOf<Header>(r));
+		const headers = saidOf<Header>([...s.records.values()], ofThread);
 		const nodes = await nodesOf(
 			client,
 			sessionOf(id),

@@ -17,8 +17,7 @@ import {
 import type { WorkflowRunState } from "@mastra/core/workflows";
 import { join, listed, recorded, short, untilStands } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import type { StoredRecord } from "../types.ts";
-import { each, jsonOf, keyOf, newId, pruned, remove, standing } from "./stored.ts";
+import { each, keyOf, newId, pruned, remove, saidOf, standing } from "./stored.ts";
 
 const group = "mastra-workflows";
 const runPart = "run";
@@ -165,14 +164,13 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 	}
 
 	async #runs(workflowName?: string): Promise<Run[]> {
-		const found = await recorded(this.#client, workflowName === undefined ? keyOf("run") : keyOf("run", workflowName));
-		return found.map((r: StoredRecord) => jsonOf<Run>(r));
+		return saidOf<Run>(await recorded(this.#client, workflowName === undefined ? keyOf("run") : keyOf("run", workflowName)), sessionOf);
 	}
 
 	async getWorkflowRunById({ runId, workflowName }: { runId: string; workflowName?: string }): Promise<WorkflowRun | null> {
 		if (workflowName) return this.#run({ workflowName, runId });
 		const { records } = await this.#client.records(keyOf("run-id", runId));
-		const runs = (await each(records, (r) => this.#run(jsonOf(r)))).filter((r) => r !== null);
+		const runs = (await each(saidOf<Pick<Run, "workflowName" | "runId">>(records, sessionOf), (r) => this.#run(r))).filter((r) => r !== null);
 		return runs.sort((a, b) => b.createdAt.getTime() - a.createdAt.getTime())[0] ?? null;
 	}
 
