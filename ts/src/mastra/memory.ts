@@ -25,11 +25,12 @@ import {
 import { gone, listed, recorded, untilStands } from "../adapter.ts";
 import { Session } from "../client.ts";
 import type { StoredRecord } from "../types.ts";
-import { ObservationalMemory, resourceGroup, resourcePart, resourceSession } from "./observations.ts";
-import { chunks, each, grouped, keyOf, newId, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
+import { resourceGroup, resourcePart, resourceSession } from "./observations.ts";
+import { ResourceMemory } from "./resources.ts";
+import { chunks, each, grouped, keyOf, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
 import { group, groupOf, type Header, messageKey, messageOf, ofThread, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
 
-type Update = Parameters<ObservationalMemory["updateMessages"]>[0]["messages"][number];
+type Update = Parameters<ResourceMemory["updateMessages"]>[0]["messages"][number];
 type Load = (headers: Header[]) => Promise<MastraDBMessage[]>;
 /** What lists of messages have in common, and how they differ. */
 type Query = Omit<StorageListMessagesByResourceIdInput, "resourceId"> & {
@@ -45,7 +46,7 @@ const maxBytes = 16 << 20;
 const maxChanged = 30;
 
 /** Threads, messages and resources. */
-export class TurnstoneMemory extends ObservationalMemory {
+export class TurnstoneMemory extends ResourceMemory {
 	override readonly supportsPartialThreadUpdate = true;
 
 	static override readonly retentionTables: RetentionTablesDescriptor = {
@@ -313,9 +314,17 @@ export class TurnstoneMemory extends ObservationalMemory {
 			const commits = found.flatMap((t) => t.commit() ?? []);
 			if (commits.length > 0) await this.client.commitAll(commits);
 			// The group is for people: lists of threads go by records, which are changed with the thread.
-			for (const t of found) if (t.regroups) await new Session(this.client, sessionOf(t.id)).saveMetadata({ group: groupOf(t.thread?.resourceId) });
+			for (const t of found) if (t.regroups) await this.#regroup(t);
 			return result;
 		});
+	}
+
+	async #regroup(t: Thread): Promise<void> {
+		try {
+			await new Session(this.client, sessionOf(t.id)).saveMetadata({ group: groupOf(t.thread?.resourceId) });
+		} catch (e) {
+			if (!gone(e)) throw e;
+		}
 	}
 
 	async #standing(messages: string[], threads: string[]): Promise<Thread[]> {
@@ -372,51 +381,6 @@ export class TurnstoneMemory extends ObservationalMemory {
 			});
 			if (!stale) return result;
 		}
-	}
-
-	// Resources
-
-	async #resource(id: string): Promise<{ revision: number; resource: StorageResourceType | null }> {
-		const { revision, parts } = await standing(this.client, resourceSession(id), [resourcePart]);
-		const r = parts.get(resourcePart) as StorageResourceType | undefined;
-		return { revision, resource: r ? { ...r, createdAt: new Date(r.createdAt), updatedAt: new Date(r.updatedAt) } : null };
-	}
-
-	override async getResourceById({ resourceId }: { resourceId: string }): Promise<StorageResourceType | null> {
-		return (await this.#resource(resourceId)).resource;
-	}
-
-	override async saveResource({ resource }: { resource: StorageResourceType }): Promise<StorageResourceType> {
-		await this.#saveResource(resource, "any");
-		return resource;
-	}
-
-	override async updateResource({
-		resourceId,
-		workingMemory,
-		metadata,
-	}: {
-		resourceId: string;
-		workingMemory?: string;
-		metadata?: Record<string, unknown>;
-	}): Promise<StorageResourceType> {
-		return untilStands(async () => {
-			const { revision, resource } = await this.#resource(resourceId);
-			const now = new Date();
-			const updated: StorageResourceType = {
-				...(resource ?? { id: resourceId, createdAt: now }),
-				workingMemory: workingMemory ?? resource?.workingMemory,
-				metadata: { ...resource?.metadata, ...metadata },
-				updatedAt: now,
-			};
-			await this.#saveResource(updated, revision);
-			return updated;
-		});
-	}
-
-	async #saveResource(resource: StorageResourceType, expected: number | "any"): Promise<void> {
-		const create = { id: resourceSession(resource.id), group: resourceGroup, retention: "all" as const };
-		await this.client.commitAll([{ create, expected, turn: newId(), checkpoint: { [resourcePart]: JSON.stringify(resource) } }]);
 	}
 
 	// Retention
