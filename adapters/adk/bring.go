@@ -1,0 +1,267 @@
+package adk
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/adk/v2/session"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+const (
+	// broughtKey is the key of a record of a session that says up to where it was brought.
+	broughtKey = "migrated"
+	// broughtRoot is what was brought of the states of users and apps: a hash of each value.
+	broughtRoot = "adk-migration"
+)
+
+// Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
+// their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
+// and so is a value of state that somebody has set here.
+func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...string) (*adapter.Brought, error) {
+	out := &adapter.Brought{}
+	for _, app := range apps {
+		listed, err := from.List(ctx, &session.ListRequest{AppName: app})
+		if err != nil {
+			return out, fmt.Errorf("adk: the other service: %w", err)
+		}
+		shared := map[string]state{}
+		for _, of := range listed.Sessions {
+			out.Found++
+			d, err := s.bring(ctx, from, of, out)
+			if err != nil {
+				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
+			}
+			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user
+		}
+		for id, values := range shared {
+			if err := s.bringState(ctx, id, values, out); err != nil {
+				return out, fmt.Errorf("adk: state %q: %w", id, err)
+			}
+		}
+	}
+	slices.Sort(out.Different)
+	return out, nil
+}
+
+// bring brings a session, and returns what it shows of states.
+func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, out *adapter.Brought) (delta, error) {
+	app, user, name := listed.AppName(), listed.UserID(), listed.ID()
+	id := adapter.Join(sessionRoot, app, user, name)
+	shown := map[string]any{}
+	for k, v := range listed.State().All() {
+		shown[k] = v
+	}
+	d, err := deltaOf(shown)
+	if err != nil {
+		return d, err
+	}
+	stands := listed.LastUpdateTime().UTC().Format(time.RFC3339Nano)
+	for {
+		h, noted, st, err := s.standing(ctx, id)
+		if err != nil {
+			return d, err
+		}
+		if noted == stands {
+			out.Unchanged++
+			return d, nil
+		}
+		whole, err := from.Get(ctx, &session.GetRequest{AppName: app, UserID: user, SessionID: name})
+		if err != nil {
+			return d, fmt.Errorf("the other service: %w", err)
+		}
+		var want []brought
+		late := false
+		for e := range whole.Session.Events().All() {
+			n, err := nodeOf(e)
+			if err != nil {
+				return d, err
+			}
+			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
+		}
+		both := min(len(want), len(st.Nodes))
+		if !begins(st.Nodes, want[:both]) {
+			out.Different = append(out.Different, id)
+			return d, nil
+		}
+		part, err := json.Marshal(d.own)
+		if err != nil {
+			return d, err
+		}
+		checkpoint := map[string][]byte{statePart: part}
+		if late {
+			checkpoint[adapter.LatePart] = nil
+		}
+		goesOn := len(st.Nodes) > len(want) || h != nil && noted == "" // A host has gone on here: the state is what it has made of it.
+		if h, err = s.add(ctx, id, h, st.Revision, want[both:], checkpoint, goesOn, adapter.Join(sessionRoot, app, user)); err != nil {
+			if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+				continue // Somebody else has added events.
+			}
+			return d, err
+		}
+		if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); err != nil {
+			return d, err
+		}
+		out.Brought += len(want) - both
+		if len(st.Nodes) < len(want) || !begins(st.Nodes, want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
+			out.Different = append(out.Different, id)
+			return d, nil
+		}
+		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(stands)})
+		return d, err
+	}
+}
+
+// standing returns the session of an id, if there is one, what it says of the last migration, and its events.
+func (s *Sessions) standing(ctx context.Context, id string) (turnstone.Persistence, string, *turnstone.State, error) {
+	h, err := s.store.Session(ctx, id)
+	if adapter.Gone(err) {
+		return nil, "", &turnstone.State{}, nil
+	}
+	if err != nil {
+		return nil, "", nil, err
+	}
+	st, err := h.Load(ctx, turnstone.Scope{Records: []string{broughtKey}})
+	if err != nil {
+		return nil, "", nil, err
+	}
+	return h, string(st.Records[broughtKey].Value), st, nil
+}
+
+// add commits events, and the state of a session unless a host has gone on there.
+func (s *Sessions) add(ctx context.Context, id string, h turnstone.Persistence, at head.Revision, events []brought, checkpoint map[string][]byte, goesOn bool, group string) (turnstone.Persistence, error) {
+	parts := partsOf(events)
+	if len(parts) == 0 && !goesOn {
+		parts = append(parts, nil)
+	}
+	for _, some := range parts {
+		c := turnstone.SessionCommit{Session: h, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
+		for _, e := range some {
+			c.Nodes = append(c.Nodes, e.node)
+		}
+		if h == nil {
+			c.Create = &turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}
+		}
+		results, err := s.store.CommitAll(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		at = results[0].Revision
+		if h == nil {
+			if h, err = s.store.Session(ctx, id); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return h, nil
+}
+
+// brought is an event as it is stored, with the tokens that it adds.
+type brought struct {
+	node turnstone.NewNode
+	used []head.Usage
+}
+
+// partsOf returns events by commits.
+func partsOf(events []brought) (out [][]brought) {
+	const most = 4 << 20
+	size := 0
+	for _, e := range events {
+		n := len(e.node.Payload)
+		if len(out) == 0 || len(out[len(out)-1]) == memoriesAtOnce || size+n > most {
+			out, size = append(out, nil), 0
+		}
+		out[len(out)-1] = append(out[len(out)-1], e)
+		size += n
+	}
+	return out
+}
+
+// usageOf returns the tokens of events, by their models.
+func usageOf(events []brought) (out []head.Usage) {
+	for _, e := range events {
+		for _, u := range e.used {
+			i := slices.IndexFunc(out, func(had head.Usage) bool { return had.Model == u.Model })
+			if i < 0 {
+				i, out = len(out), append(out, head.Usage{Model: u.Model})
+			}
+			out[i].Input += u.Input
+			out[i].Output += u.Output
+			out[i].CachedInput += u.CachedInput
+			out[i].Reasoning += u.Reasoning
+		}
+	}
+	return out
+}
+
+// nodeOf returns the node of an event.
+func nodeOf(e *session.Event) (turnstone.NewNode, error) {
+	stored := *e
+	if e.Actions.StateDelta != nil {
+		d, err := deltaOf(e.Actions.StateDelta)
+		if err != nil {
+			return turnstone.NewNode{}, err
+		}
+		stored.Actions.StateDelta = d.all
+	}
+	payload, err := adapter.JSON(&stored)
+	return turnstone.NewNode{Kind: kind(e), Payload: payload}, err
+}
+
+// begins reports whether nodes begin with events.
+func begins(nodes []turnstone.Node, events []brought) bool {
+	for i, e := range events {
+		if nodes[i].Kind != e.node.Kind || !bytes.Equal(nodes[i].Payload, e.node.Payload) {
+			return false
+		}
+	}
+	return true
+}
+
+// bringState sets the values of a state that are not there, or that were brought and have changed in the source since.
+func (s *Sessions) bringState(ctx context.Context, id string, values state, out *adapter.Brought) error {
+	there, err := s.states.Read(ctx, id)
+	if err != nil {
+		return err
+	}
+	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
+	brought, err := s.states.Read(ctx, note)
+	if err != nil {
+		return err
+	}
+	var changes, notes []turnstone.RecordChange
+	for _, c := range values.changes() {
+		has, known := there[c.Key]
+		switch {
+		case known && bytes.Equal(has, c.Value):
+		case known && !bytes.Equal(brought[c.Key], sumOf(has)):
+			out.Different = append(out.Different, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
+		default:
+			changes, notes = append(changes, c), append(notes, turnstone.RecordChange{Key: c.Key, Value: sumOf(c.Value)})
+		}
+	}
+	for i := 0; i < len(changes); i += 100 {
+		end := min(i+100, len(changes))
+		if _, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: changes[i:end]}, {ID: note, Values: notes[i:end]}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sumOf(content []byte) []byte {
+	sum := sha256.Sum256(content)
+	return []byte(hex.EncodeToString(sum[:])[:32])
+}

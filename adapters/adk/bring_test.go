@@ -1,0 +1,176 @@
+package adk_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/adk/v2/model"
+	"google.golang.org/adk/v2/session"
+	"google.golang.org/genai"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adk"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+// cutting is a store of which now and then a commit fails.
+type cutting struct {
+	turnstone.Factory
+	calls, every int
+}
+
+var errCut = errors.New("cut off")
+
+func (c *cutting) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	if c.calls++; c.every > 0 && c.calls%c.every == 0 {
+		return nil, errCut
+	}
+	return c.Factory.CommitAll(ctx, commits...)
+}
+
+// What another service has is brought as it is there, also after it was cut off, and later what has come since. What hosts
+// have done here stays.
+func TestAD14_SessionsOfAnotherServiceAreBrought(t *testing.T) {
+	r := rand.New(rand.NewPCG(49, 49))
+	source := session.InMemoryService()
+	apps := []string{"trips", "a/b"}
+	speak := func(to session.Service, app, user, id string, n int) {
+		t.Helper()
+		got, err := to.Get(ctx, &session.GetRequest{AppName: app, UserID: user, SessionID: id})
+		of := session.Session(nil)
+		if err != nil {
+			made, err := to.Create(ctx, &session.CreateRequest{AppName: app, UserID: user, SessionID: id, State: map[string]any{"first": 1.5, "user:name": "Ann é", "app:n": "x"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			of = made.Session
+		} else {
+			of = got.Session
+		}
+		for i := range n {
+			e := session.NewEvent(ctx, "invocation")
+			e.Author = []string{"user", "agent"}[r.IntN(2)]
+			e.LLMResponse = model.LLMResponse{Content: genai.NewContentFromText(fmt.Sprint("Say ", i, " é"), "user"), UsageMetadata: &genai.GenerateContentResponseUsageMetadata{PromptTokenCount: 3, CandidatesTokenCount: 2}}
+			if n == 2 {
+				e.Timestamp = e.Timestamp.Add(3 * time.Hour) // by another clock
+			}
+			e.Actions.StateDelta = map[string]any{"own": fmt.Sprint(i), "user:u": fmt.Sprint(r.IntN(5)), "app:a": fmt.Sprint(r.IntN(5))}
+			if err := to.AppendEvent(ctx, of, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range 12 {
+		speak(source, apps[i%2], fmt.Sprint("user ", i%3), fmt.Sprint("s/", i), []int{0, 3, 450}[i%3])
+	}
+	tells := func(s session.Service) (out []string) {
+		t.Helper()
+		for _, app := range apps {
+			listed, err := s.List(ctx, &session.ListRequest{AppName: app})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, of := range listed.Sessions {
+				got, err := s.Get(ctx, &session.GetRequest{AppName: app, UserID: of.UserID(), SessionID: of.ID()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var b strings.Builder
+				fmt.Fprintf(&b, "%s %s %s", app, of.UserID(), of.ID())
+				state := map[string]any{}
+				for k, v := range got.Session.State().All() {
+					state[k] = v
+				}
+				fmt.Fprint(&b, state)
+				for e := range got.Session.Events().All() {
+					fmt.Fprint(&b, "\n", e.ID, e.Author, e.Timestamp.UTC().Format(time.RFC3339Nano), e.Content.Parts[0].Text, e.Actions.StateDelta, e.UsageMetadata)
+				}
+				out = append(out, b.String())
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	st := storetest.URL(t, "mem:")
+	for i, s := range []session.Service{source, adk.NewSessions(st.Factory())} { // with nothing that could be compared
+		if _, err := s.Create(ctx, &session.CreateRequest{AppName: "made", UserID: "here", SessionID: "s", State: map[string]any{"by": i}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := adk.NewSessions(st.Factory()).Bring(ctx, source, "made"); err != nil {
+		t.Fatal(err)
+	}
+	made, err := adk.NewSessions(st.Factory()).Get(ctx, &session.GetRequest{AppName: "made", UserID: "here", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if by, err := made.Session.State().Get("by"); err != nil || fmt.Sprint(by) != "1" {
+		t.Errorf("the state is that of %v, %v", by, err)
+	}
+	cut := &cutting{Factory: st.Factory(), every: 4}
+	cuts := 0
+	for {
+		b, err := adk.NewSessions(cut).Bring(ctx, source, apps...)
+		if err == nil {
+			if b.Found != 12 || len(b.Different) > 0 || b.Unchanged == 0 {
+				t.Errorf("%+v", b)
+			}
+			break
+		}
+		if cuts++; !errors.Is(err, errCut) || cuts > 50 {
+			t.Fatal(err)
+		}
+	}
+	target := adk.NewSessions(st.Factory())
+	if got, want := tells(target), tells(source); cuts < 3 || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%d cuts:\n%.600s\nwant\n%.600s", cuts, got, want)
+	}
+	h, err := st.Session(ctx, "adk/a%2Fb/user 2/s%2F5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i, err := h.Info(ctx); err != nil || len(i.Usage) != 1 || i.Usage[0].Input != 3*450 || i.Usage[0].Output != 2*450 {
+		t.Errorf("%+v, %v", i.Usage, err)
+	}
+	speak(source, "trips", "user 0", "s/0", 2)
+	speak(source, "trips", "user 1", "new", 2)
+	if b, err := target.Bring(ctx, source, apps...); err != nil || b.Unchanged != 11 || b.Brought != 4 || len(b.Different) > 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if !reflect.DeepEqual(tells(target), tells(source)) {
+		t.Error("what has come since is not brought")
+	}
+	since, err := target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 1", SessionID: "new", After: time.Now().Add(2 * time.Hour)})
+	if err != nil || since.Session.Events().Len() != 2 {
+		t.Errorf("%d events of another clock, %v", since.Session.Events().Len(), err)
+	}
+	// A host goes on here.
+	speak(target, "trips", "user 0", "s/0", 1)
+	of, err := target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 0", SessionID: "s/0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := session.NewEvent(ctx, "i")
+	e.Actions.StateDelta = map[string]any{"user:u": "the host's", "app:a": "the host's"}
+	if err := target.AppendEvent(ctx, of.Session, e); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{`state "a" of trips`, `state "u" of trips/user 0`}
+	if b, err := target.Bring(ctx, source, apps...); err != nil || !slices.Equal(b.Different, want) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	speak(source, "trips", "user 0", "s/0", 3)
+	if b, err := target.Bring(ctx, source, apps...); err != nil || !slices.Contains(b.Different, "adk/trips/user 0/s%2F0") {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if of, err = target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 0", SessionID: "s/0"}); err != nil || of.Session.Events().Len() != 4 {
+		t.Errorf("%d events, %v", of.Session.Events().Len(), err)
+	}
+}

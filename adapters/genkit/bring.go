@@ -1,0 +1,97 @@
+package genkit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/firebase/genkit/go/ai/exp"
+	"github.com/firebase/genkit/go/ai/exp/localstore"
+
+	"github.com/turnstonedb/turnstone/adapters/adapter"
+)
+
+// Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
+// such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
+// again, unless somebody has changed it here. The files are only read.
+func (s *Store[State]) Bring(ctx context.Context, dir, prefix string) (*adapter.Brought, error) {
+	files, err := localstore.NewFileSessionStore[State](dir, localstore.WithSnapshotPathPrefix(func(context.Context) string { return prefix }))
+	if err != nil {
+		return nil, fmt.Errorf("genkit: %w", err)
+	}
+	names, err := os.ReadDir(filepath.Join(dir, filepath.FromSlash(prefix)))
+	if err != nil {
+		return nil, fmt.Errorf("genkit: %w", err)
+	}
+	type found struct{ *exp.SessionSnapshot[State] }
+	var all []found
+	for _, n := range names {
+		id, is := strings.CutSuffix(n.Name(), ".json")
+		if !is || n.IsDir() || strings.HasPrefix(id, ".") {
+			continue
+		}
+		of, err := files.GetSnapshot(ctx, id)
+		if err != nil {
+			return nil, fmt.Errorf("genkit: snapshot %q: %w", id, err)
+		}
+		if of != nil {
+			all = append(all, found{of})
+		}
+	}
+	// A snapshot stores what its parent has not.
+	slices.SortFunc(all, func(a, b found) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))
+	})
+	out := &adapter.Brought{Found: len(all)}
+	for _, of := range all {
+		if err := s.bring(ctx, of.SessionSnapshot, out); err != nil {
+			return out, fmt.Errorf("genkit: snapshot %q: %w", of.SnapshotID, err)
+		}
+	}
+	return out, nil
+}
+
+// errUnchanged ends a save that has nothing to do.
+var errUnchanged = errors.New("unchanged")
+
+func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], out *adapter.Brought) error {
+	want, err := adapter.JSON(of)
+	if err != nil {
+		return err
+	}
+	_, err = s.SaveSnapshot(ctx, of.SnapshotID, func(existing *exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error) {
+		if existing == nil {
+			return of, nil
+		}
+		has, err := adapter.JSON(existing)
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Equal(has, want) || existing.UpdatedAt.After(of.UpdatedAt) { // Somebody goes on with it here.
+			return nil, errUnchanged
+		}
+		return of, nil
+	})
+	if errors.Is(err, errUnchanged) {
+		out.Unchanged++
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	out.Brought++
+	got, err := s.GetSnapshot(ctx, of.SnapshotID)
+	if err != nil {
+		return err
+	}
+	if has, err := adapter.JSON(got); err != nil || !bytes.Equal(has, want) {
+		out.Different = append(out.Different, of.SnapshotID)
+	}
+	return nil
+}

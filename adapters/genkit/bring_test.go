@@ -1,0 +1,99 @@
+package genkit_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/firebase/genkit/go/ai"
+	"github.com/firebase/genkit/go/ai/exp"
+	"github.com/firebase/genkit/go/ai/exp/localstore"
+
+	"github.com/turnstonedb/turnstone/adapters/genkit"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+// The snapshots of Genkit's files are brought as they are there, and later those that have come or have changed since. What
+// a host goes on with here stays.
+func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
+	dir := t.TempDir()
+	files, err := localstore.NewFileSessionStore[custom](dir, localstore.WithSnapshotPathPrefix(func(context.Context) string { return "org/ann" }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(s exp.SessionStore[custom], id, session, parent string, n int, status exp.SnapshotStatus, at time.Time) {
+		t.Helper()
+		_, err := s.SaveSnapshot(ctx, id, func(*snapshot) (*snapshot, error) {
+			next := &snapshot{SessionID: session, ParentID: parent, Status: status, CreatedAt: at, UpdatedAt: at, State: &state{SessionID: session, Custom: custom{Counter: n}}}
+			for i := range n {
+				next.State.Messages = append(next.State.Messages, ai.NewUserTextMessage(fmt.Sprint("message ", i, " é")))
+			}
+			return next, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 20 {
+		parent := ""
+		if i > 1 {
+			parent = fmt.Sprintf("s%02d", i-2)
+		}
+		put(files, fmt.Sprintf("s%02d", i), []string{"one", "two"}[i%2], parent, i/2+1, exp.SnapshotStatusCompleted, begin.Add(time.Duration(i)*time.Second))
+	}
+	put(files, "pending", "one", "s18", 11, exp.SnapshotStatusPending, begin.Add(time.Minute))
+	store := storetest.Memory(t)
+	prefix := func(context.Context) string { return "org/ann" }
+	s := genkit.NewStore[custom](store, genkit.Options{Prefix: prefix})
+	same := func() {
+		t.Helper()
+		ids := []string{"pending"}
+		for i := range 20 {
+			ids = append(ids, fmt.Sprintf("s%02d", i))
+		}
+		for _, id := range ids {
+			var text [2][]byte
+			for i, from := range []exp.SessionStore[custom]{files, s} {
+				got, err := from.GetSnapshot(ctx, id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if text[i], err = json.Marshal(got); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !slices.Equal(text[0], text[1]) {
+				t.Errorf("%s:\n%s\nwant\n%s", id, text[1], text[0])
+			}
+		}
+	}
+	for _, want := range [][2]int{{21, 0}, {0, 21}} {
+		b, err := s.Bring(ctx, dir, "org/ann")
+		if err != nil || b.Found != 21 || b.Brought != want[0] || b.Unchanged != want[1] || len(b.Different) > 0 {
+			t.Errorf("%+v, %v", b, err)
+		}
+		same()
+	}
+	put(files, "pending", "one", "s18", 12, exp.SnapshotStatusCompleted, begin.Add(2*time.Minute))
+	if b, err := s.Bring(ctx, dir, "org/ann"); err != nil || b.Brought != 1 || b.Unchanged != 20 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	same()
+	latest, err := s.GetLatestSnapshot(ctx, "one")
+	if err != nil || latest == nil || latest.SnapshotID != "pending" || len(latest.State.Messages) != 12 {
+		t.Errorf("%+v, %v", latest, err)
+	}
+	put(s, "pending", "one", "s18", 13, exp.SnapshotStatusCompleted, begin.Add(3*time.Minute))
+	if b, err := s.Bring(ctx, dir, "org/ann"); err != nil || b.Unchanged != 21 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if latest, err := s.GetLatestSnapshot(ctx, "one"); err != nil || len(latest.State.Messages) != 13 {
+		t.Errorf("%+v, %v", latest, err)
+	}
+	if _, err := s.Bring(ctx, dir, "nobody"); err == nil {
+		t.Error("a folder that there is not was brought")
+	}
+}

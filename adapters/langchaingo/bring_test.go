@@ -1,0 +1,86 @@
+package langchaingo_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/tmc/langchaingo/llms"
+	"github.com/tmc/langchaingo/memory"
+	"github.com/tmc/langchaingo/memory/sqlite3"
+
+	"github.com/turnstonedb/turnstone/adapters/langchaingo"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	enginememory "github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
+	old := sqlite3.NewSqliteChatMessageHistory(sqlite3.WithDBAddress(filepath.Join(t.TempDir(), "db")), sqlite3.WithSession("a"), sqlite3.WithLimit(1<<20))
+	defer old.DB.Close()
+	for i := range 1500 {
+		if err := []func() error{
+			func() error { return old.AddUserMessage(ctx, fmt.Sprint("Say ", i, " é")) },
+			func() error { return old.AddAIMessage(ctx, fmt.Sprint(i)) },
+			func() error { return old.AddMessage(ctx, llms.SystemChatMessage{Content: "Be brief."}) },
+		}[i%3](); err != nil {
+			t.Fatal(err)
+		}
+	}
+	faulty := &enginetest.Faulty{Engine: enginememory.New()}
+	store := storetest.On(t, faulty).Factory()
+	h := langchaingo.NewHistory(store, "a")
+	commits := 0
+	faulty.Plan = func(c enginetest.Call) enginetest.Fault { // It is cut off after the first of its commits.
+		if c.Apply > 0 {
+			commits++
+		}
+		return enginetest.Fault{Crash: commits == 2}
+	}
+	if _, err := h.Bring(ctx, old); err == nil {
+		t.Fatal("it was not cut off")
+	}
+	h = langchaingo.NewHistory(storetest.On(t, faulty.Engine).Factory(), "a")
+	there, err := h.Messages(ctx)
+	if err != nil || len(there) == 0 || len(there) >= 1500 {
+		t.Fatalf("%d messages, %v", len(there), err)
+	}
+	if b, err := h.Bring(ctx, old); err != nil || b.Brought != 1500-len(there) || len(b.Different) > 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	want, err := old.Messages(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads(t, h, want...)
+	if b, err := h.Bring(ctx, old); err != nil || b.Unchanged != 1 || b.Brought != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if err := old.AddUserMessage(ctx, "since"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := h.Bring(ctx, old); err != nil || b.Brought != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	// A host goes on here: then it is the source that has less, and then another one.
+	if err := h.AddUserMessage(ctx, "ours"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := h.Bring(ctx, old); err != nil || b.Unchanged != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if err := old.AddUserMessage(ctx, "theirs"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := h.Bring(ctx, old); err != nil || !reflect.DeepEqual(b.Different, []string{"langchaingo/a"}) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	other := memory.NewChatMessageHistory(memory.WithPreviousMessages([]llms.ChatMessage{llms.HumanChatMessage{Content: "hello"}}))
+	if b, err := langchaingo.NewHistory(storetest.Memory(t), "none").Bring(ctx, memory.NewChatMessageHistory()); err != nil || b.Unchanged != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if b, err := h.Bring(ctx, other); err != nil || len(b.Different) != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
