@@ -189,7 +189,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.follow(), a.status(), a.resume()}},
+		{"Begin", []*cobra.Command{a.demo(), a.importFiles(), a.migrate(), a.follow(), a.status(), a.resume()}},
 		{"Look", []*cobra.Command{a.sessions(), a.search(), a.grep(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Move", []*cobra.Command{a.push(), a.pull(), a.clone(), a.bundle(), a.unbundle()}},

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser("python -m turnstonedb.migrate", description="Bring what a framework has in its own store to a store of Turnstone.")
     p.add_argument("framework", choices=["langgraph", "agents", "adk"])
     p.add_argument("source", help="sqlite:FILE or postgresql://…; for adk also the URL of another database that SQLAlchemy knows")
-    p.add_argument("--store", required=True, help="a directory, or the address of a server: https://HOST:PORT")
+    p.add_argument("--store", required=True, help="a directory, or the address of a server: https://HOST:PORT or unix:PATH")
     p.add_argument("--token", default="", help="for a server")
     p.add_argument("--namespace", default="")
     p.add_argument("--dry-run", action="store_true", help="change nothing, say what there is to do")
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(a: argparse.Namespace) -> Report:
-    with Client(a.store, token=a.token, namespace=a.namespace) if "://" in a.store else Client.open(a.store, namespace=a.namespace) as client:
+    with Client(a.store, token=a.token, namespace=a.namespace) if _served(a.store) else Client.open(a.store, namespace=a.namespace) as client:
         if a.framework == "langgraph":
             with _langgraph.opened(a.source) as saver:
                 return _langgraph.langgraph(saver, client, dry_run=a.dry_run)
@@ -39,10 +39,14 @@ def _run(a: argparse.Namespace) -> Report:
             return _agents.agents(conn, client, dry_run=a.dry_run)
 
 
+def _served(store: str) -> bool:
+    return store.startswith(("https://", "http://", "unix:"))
+
+
 async def _adk(a: argparse.Namespace) -> Report:
     from . import _adk as module
 
-    connect = AsyncClient(a.store, token=a.token, namespace=a.namespace) if "://" in a.store else await AsyncClient.open(a.store, namespace=a.namespace)
+    connect = AsyncClient(a.store, token=a.token, namespace=a.namespace) if _served(a.store) else await AsyncClient.open(a.store, namespace=a.namespace)
     async with connect as client, module.opened(a.source) as (service, apps):
         return await module.adk(service, client, apps, dry_run=a.dry_run)
 
