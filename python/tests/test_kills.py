@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
+import turnstonedb
 
 # Each host reads how many turns there are, and makes more: turn n has two messages. It says which it knows to be stored.
 BEGIN = """
@@ -86,6 +89,20 @@ async def main(more):
             n += 1
         return there
 """,
+    "agents": """
+from turnstonedb.agents import TurnstoneSession
+
+async def main(more):
+    async with await AsyncClient.open(place, idle=5) as db:
+        session = TurnstoneSession("s", db)
+        there = [int(i["content"]) for i in await session.get_items()]
+        n = len(there) // 2
+        while more:
+            await session.add_items([{"role": "user", "content": str(n)}, {"role": "assistant", "content": str(n)}])
+            acknowledged(n)
+            n += 1
+        return there
+""",
     "agent_framework": """
 from agent_framework import Message
 from turnstonedb.agent_framework import TurnstoneHistory
@@ -141,8 +158,42 @@ def test_hosts_and_servers_are_killed_and_nothing_is_lost(host: str, tmp_path: P
         for line in child.stdout.read().split():
             last = max(last, int(line))
         child.wait()
+    assert killed > 0
+    is_whole(host, place, last)
+
+
+def is_whole(host: str, place: Path, last: int) -> None:
+    """Reads all turns in another host: none that was acknowledged is missing, and none is there twice."""
     done = subprocess.run([sys.executable, "-c", BEGIN + HOSTS[host] + "\nprint(asyncio.run(main(False)))", str(place)], capture_output=True, text=True, check=True)
     there = [int(n) for n in done.stdout.strip("[]\n").split(",")]
-    assert killed > 0
     assert len(there) >= 2 * (last + 1)
     assert there == [i // 2 for i in range(len(there))]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_prunes_and_erasures_beside_a_host_take_nothing_of_it(host: str, tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    child = subprocess.Popen([sys.executable, "-c", BEGIN + HOSTS[host] + "\nasyncio.run(main(True))", str(place)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    last = int(child.stdout.readline())
+    acknowledged: list[str] = []
+    reading = threading.Thread(target=lambda: acknowledged.extend(child.stdout))
+    reading.start()
+    with turnstonedb.Client.open(place, idle=5) as db:
+        end, rounds = time.monotonic() + 3, 0
+        while rounds < 5 or time.monotonic() < end:
+            other, _ = db.create(f"other {rounds}")
+            other.commit([turnstonedb.NewNode("user", b"secret")], turn="1")
+            db.prune(revisions=1, inactive=3600)
+            db.erase(other.id)
+            db.gc()
+            db.vacuum()
+            rounds += 1
+        assert [i.id for i in db.list().sessions if i.id.startswith("other")] == []
+        assert child.poll() is None, "the host ended by itself"
+        child.kill()
+        reading.join()
+        last = max([last, *(int(n) for n in acknowledged if n.endswith("\n"))])
+        assert last > 5
+        assert db.verify().counts.get("problems", []) == []
+    is_whole(host, place, last)
