@@ -1,5 +1,7 @@
 // Values as JSON, without a silent loss.
 
+import { isPlain } from "./values.ts";
+
 const bytesKey = "$bytes";
 
 /**
@@ -19,12 +21,6 @@ export function toJSON(value: unknown, { dates = false }: { dates?: boolean } = 
 		if (lost) throw new TypeError(`${JSON.stringify(key)} is not a value that JSON has`);
 		return v;
 	});
-}
-
-/** Whether an object is an array, or has fields alone. */
-function isPlain(o: object): boolean {
-	const prototype: unknown = Object.getPrototypeOf(o);
-	return Array.isArray(o) || prototype === Object.prototype || prototype === null;
 }
 
 /** Returns the value of what `toJSON` has made. */

@@ -1,0 +1,117 @@
+// Ids that are joined of names, and lists that miss nothing. Package adapter has the same for Go, and turnstonedb.adapter for Python.
+
+import { createHash } from "node:crypto";
+import type { Client, Session } from "./client.ts";
+import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import type { Info, ListOptions, StoredRecord } from "./types.ts";
+
+/** How many bytes the id of a session has at most. */
+export const maxId = 512;
+
+/** How many sessions or records a page has at most. */
+export const maxPage = 1000;
+
+/** Returns the id of a session or a group: a root, and names of any content. The store refuses one that is longer than maxId. */
+export function join(root: string, ...names: string[]): string {
+	return [root, ...names.map((n) => n.replaceAll("%", "%25").replaceAll("/", "%2F"))].join("/");
+}
+
+/**
+ * Returns text that has so many bytes at most: the same, or its beginning and a hash. It is for names of any length; what was shortened has to be kept elsewhere
+ * if it is to be given back.
+ */
+export function short(text: string, most = maxId): string {
+	const content = Buffer.from(text);
+	if (content.length <= most && !/~[0-9a-f]{64}$/.test(text)) return text;
+	return `${new TextDecoder().decode(whole(content.subarray(0, Math.max(0, most - 65))))}~${createHash("sha256").update(content).digest("hex")}`;
+}
+
+/** Returns text without a character that is cut in two at its end. */
+function whole(content: Buffer): Buffer {
+	let end = content.length;
+	while (end > 0 && ((content[end - 1] as number) & 0xc0) === 0x80) end--;
+	const first = content[end - 1] ?? 0;
+	const size = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+	return end - 1 + size <= content.length ? content.subarray(0, end - 1 + size) : content.subarray(0, end - 1);
+}
+
+/** Returns the names that an id was joined of, without its root. */
+export function names(id: string): string[] {
+	return id
+		.split("/")
+		.slice(1)
+		.map((n) => n.replace(/%2F|%25/g, (m) => (m === "%25" ? "%" : "/")));
+}
+
+/** Reports whether an error says that there is no such session. */
+export function gone(error: unknown): boolean {
+	return error instanceof NotFoundError && (error.kind === "session-not-found" || error.kind === "session-deleted");
+}
+
+/** Reports whether what a call was to do may or may not stand after an error. */
+export function outcomeUnknown(error: unknown): boolean {
+	return !(error instanceof TurnstoneError) || error.outcomeUnknown;
+}
+
+/** Calls f, which reads and then changes what it has read, until nobody has changed that in between. Returns what f returns. */
+export async function untilStands<T>(f: () => Promise<T>): Promise<T> {
+	for (;;) {
+		try {
+			return await f();
+		} catch (e) {
+			if (!(e instanceof ConflictError || e instanceof RecordConflictError)) throw e;
+		}
+	}
+}
+
+/**
+ * Returns the records of all sessions whose keys begin with a prefix. A session may give up one key for another while several pages are read, so these are read
+ * again until nothing is new: such a session may have both records in the result, the later one with the later time.
+ */
+export async function recorded(client: Client, prefix: string): Promise<StoredRecord[]> {
+	const seen = new Map<string, StoredRecord>();
+	for (let more = true; more; ) {
+		more = false;
+		for (let after: string | undefined, first = true; after || first; first = false) {
+			const page = await client.records(prefix, { limit: maxPage, ...(after ? { after } : {}) });
+			after = page.next;
+			for (const r of page.records) {
+				const id = JSON.stringify([r.session, r.key]);
+				more ||= !seen.has(id) && !(first && !after);
+				seen.set(id, r);
+			}
+		}
+	}
+	return [...seen.values()];
+}
+
+/**
+ * Returns the sessions that the options of Client.list choose, the most recently updated first. One that is updated meanwhile moves to the front of the store's
+ * list, so the list is read again until nothing is new.
+ */
+export async function listed(client: Client, chosen: Omit<ListOptions, "after" | "limit">): Promise<Info[]> {
+	const seen = new Map<string, Info>();
+	for (let more = true, first = true; more; first = false) {
+		more = false;
+		for (let after: string | undefined; ; ) {
+			const page = await client.list({ ...chosen, limit: maxPage, ...(after ? { after } : {}) });
+			const fresh = page.sessions.some((i) => !seen.has(i.id));
+			for (const i of page.sessions) seen.set(i.id, i);
+			after = page.next;
+			more ||= fresh && Boolean(after);
+			if (!after || (!fresh && !first)) break;
+		}
+	}
+	return [...seen.values()].sort((a, b) => (a.updated < b.updated ? 1 : a.updated > b.updated ? -1 : a.id < b.id ? 1 : -1));
+}
+
+/** Returns all records of a session whose keys begin with a prefix, and in how many pages they came: one page is of one moment, and several are not. */
+export async function records(session: Session, prefix: string): Promise<{ found: StoredRecord[]; pages: number }> {
+	const found: StoredRecord[] = [];
+	for (let pages = 1, after = ""; ; pages++) {
+		const page = await session.records(prefix, { limit: maxPage, ...(after ? { after } : {}) });
+		found.push(...page.records);
+		if (!page.next) return { found, pages };
+		after = page.next;
+	}
+}
