@@ -42,8 +42,8 @@ func ofPython() *session.Event {
 	return e
 }
 
-// What the adapter for Python stores is read, and it has a test that reads what this one writes.
-func TestAD12_EventsOfPythonAreRead(t *testing.T) {
+// What the adapters for Python and JavaScript store is read, and they have tests that read what this one writes.
+func TestAD12_EventsOfPythonAndJavaScriptAreRead(t *testing.T) {
 	e := memory.New()
 	st, err := turnstone.Open(t.Context(), e, nil)
 	if err != nil {
@@ -55,24 +55,31 @@ func TestAD12_EventsOfPythonAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	payload, err := os.ReadFile("testdata/python.json")
-	if err != nil {
-		t.Fatal(err)
-	}
 	h := made.Session.(*adk.Session).Persistence()
-	if _, err := h.Commit(t.Context(), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "model", Payload: payload}}}); err != nil {
-		t.Fatal(err)
+	for _, of := range []string{"python", "js"} {
+		payload, err := os.ReadFile("testdata/" + of + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.Commit(t.Context(), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "model", Payload: payload}}}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	got, err := sessions.Get(t.Context(), &session.GetRequest{AppName: "a", UserID: "u", SessionID: "s"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	read, want := got.Session.Events().At(0), ofPython()
-	want.Actions.RequestedToolConfirmations = read.Actions.RequestedToolConfirmations // an empty one
-	if !reflect.DeepEqual(read, want) {
-		a, _ := json.Marshal(read)
-		b, _ := json.Marshal(want)
-		t.Errorf("%s\nwant %s", a, b)
+	for i, want := range []*session.Event{ofPython(), ofPython()} {
+		read := got.Session.Events().At(i)
+		want.Actions.RequestedToolConfirmations = read.Actions.RequestedToolConfirmations // an empty one
+		if i == 1 { // JavaScript has milliseconds, and no number with a fraction of zero.
+			want.Timestamp, want.Actions.StateDelta["f"] = want.Timestamp.Truncate(time.Millisecond), 2.5
+		}
+		if !reflect.DeepEqual(read, want) {
+			a, _ := json.Marshal(read)
+			b, _ := json.Marshal(want)
+			t.Errorf("%s\nwant %s", a, b)
+		}
 	}
 
 	if err := sessions.AppendEvent(t.Context(), got.Session, ofPython()); err != nil {

@@ -119,7 +119,7 @@ async def _or_error(call: Any) -> Any:
 
 
 @pytest.mark.asyncio
-async def test_events_come_back_as_they_were_and_as_go_has_them(tmp_path: Path) -> None:
+async def test_events_come_back_as_they_were_and_as_go_and_javascript_have_them(tmp_path: Path) -> None:
     event = rich()
     async with opened(tmp_path) as db:
         service = TurnstoneSessions(db)
@@ -137,6 +137,9 @@ async def test_events_come_back_as_they_were_and_as_go_has_them(tmp_path: Path) 
     assert json.loads(node.payload) == json.loads((GO / "python.json").read_text())
     of_go = event_of((GO / "go.json").read_bytes())
     assert of_go == event
+    of_js = event_of((GO / "js.json").read_bytes())
+    event.timestamp, event.actions.state_delta["f"] = 1795899580.492, 2.5  # JavaScript has milliseconds, and no 2.0.
+    assert of_js == event
 
 
 @pytest.mark.asyncio

@@ -61,7 +61,7 @@ export function standard(part: Part): Part {
 }
 
 function base64(text: string): string {
-	const bare = text.replace(/\s|=+$/g, "");
+	const bare = text.replace(/[\r\n]|=+$/g, "");
 	if (/[^\w+/-]/.test(bare) || bare.length % 4 === 1) throw new TypeError(`${JSON.stringify(text.slice(0, 80))} is no base64`);
 	return Buffer.from(bare, "base64").toString("base64");
 }

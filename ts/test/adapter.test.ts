@@ -1,4 +1,27 @@
-import { join, listed, names, recorded, short, untilStands } from "../src/adapter.ts";
+import { randomBytes } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
+import {
+	deleteFile,
+	fileNames,
+	fileVersions,
+	findFile,
+	join,
+	json,
+	listed,
+	loadFile,
+	marshal,
+	names,
+	RawJSON,
+	rawFields,
+	recorded,
+	type StateChange,
+	States,
+	saveFile,
+	short,
+	unmarshal,
+	untilStands,
+} from "../src/adapter.ts";
+import { InvalidError } from "../src/index.ts";
 import { open } from "./helpers.ts";
 
 test("ids of names are those of Go and Python", () => {
@@ -40,4 +63,116 @@ test("records of a prefix are those of all sessions, and a change is made again 
 		});
 	await Promise.all(Array.from({ length: 10 }, add));
 	expect((await session.record("k/0000"))?.value.toString()).toBe("10");
+});
+
+test("values keep their types, or are refused", () => {
+	for (const value of [null, true, -0, 1, 1.5, 1e300, "é\u2028", [], {}, [[{ $type: "int64", value: [{ $type: 1 }] }]], { $type: { value: 1 } }]) {
+		expect(unmarshal(marshal(value))).toStrictEqual(value);
+	}
+	expect(marshal({ b: [undefined].length, a: undefined, $type: "x" })).toBe('{"$type":"map[string]interface {}","value":{"$type":"x","b":1}}');
+	expect(unmarshal('{"a":{"$type":"[]int8","value":[1]},"b":{"$type":"time.Time","value":"x","more":1}}')).toEqual({
+		a: [1],
+		b: { $type: "time.Time", value: "x", more: 1 },
+	});
+	class Own {
+		x = 1;
+	}
+	for (const value of [Number.NaN, 1n, () => 1, "\udc00", { "\udc00": 1 }, [undefined], new Map(), new Uint8Array(1)]) {
+		expect(() => marshal([value])).toThrow(TypeError);
+		expect(() => json([value])).toThrow(TypeError);
+	}
+	for (const value of [new Own(), new Date(0)]) expect(() => marshal(value)).toThrow(TypeError);
+	expect(json({ b: new Own(), a: new Date(0), raw: new RawJSON("2.0") })).toBe('{"a":"1970-01-01T00:00:00.000Z","b":{"x":1},"raw":2.0}');
+	expect(() => marshal(Array.from({ length: 202 }).reduce((v) => [v], 1))).toThrow("deeper");
+	const raw = rawFields(' { "a" : 1.0 ,"b":{"x":[1,{"]":"}"}]}, "\\"," : "\\\\\\"{" , "":[] } ');
+	expect([...raw].map(([k, v]) => [k, v.text])).toEqual([
+		["a", "1.0"],
+		["b", '{"x":[1,{"]":"}"}]}'],
+		['",', '"\\\\\\"{"'],
+		["", "[]"],
+	]);
+	expect(rawFields("{}").size).toBe(0);
+	for (const text of ["[]", "null", '{"a":', ""]) expect(() => rawFields(text)).toThrow(SyntaxError);
+});
+
+test("the state of a user is whole, whoever changes it and however large it is", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const both = [new States(db, "g"), new States(db, "g")] as const;
+	const want = new Map<string, Buffer>();
+	const sizes = [0, 10, 65_536, 65_537, 300_000];
+	for (let step = 0; step < 60; step++) {
+		const change: StateChange = new Map();
+		for (const key of [`k${step % 4}`, `k${(step * 7) % 5}`]) {
+			const value = step % 9 === 4 ? null : randomBytes(sizes[(step * 3 + key.charCodeAt(1)) % sizes.length] as number);
+			change.set(key, value);
+			if (value) want.set(key, value);
+			else want.delete(key);
+		}
+		await both[step % 2]?.commit(new Map([["s", change]]), []);
+		expect(isDeepStrictEqual(await both[(step >> 1) % 2]?.read("s"), want), `step ${step}`).toBe(true);
+	}
+	await both[0].commit(new Map([["s", new Map([...want.keys()].map((k) => [k, null]))]]), []);
+	const left = await (await db.session("s")).records();
+	expect(left.records.map((r) => [r.key, r.value.toString()])).toEqual([["state-large", "{}"]]); // What was replaced leaves nothing behind.
+	expect((await db.list({ group: "g" })).sessions[0]?.retention).toBe("all");
+	// All change it at once, and a reader sees whole values.
+	await Promise.all(
+		Array.from({ length: 10 }, async (_, n) => {
+			await both[n % 2]?.commit(
+				new Map([
+					[
+						"s",
+						new Map([
+							["k", n % 3 ? "x".repeat(70_000 + n) : "small"],
+							[`own ${n}`, `${n}`],
+						]),
+					],
+				]),
+				[],
+			);
+			const { k, ...own } = Object.fromEntries(await (both[n % 2] as States).read("s"));
+			expect(k?.toString()).toMatch(/^(small|x{70000,70009})$/);
+			expect(own[`own ${n}`]?.toString()).toBe(`${n}`);
+		}),
+	);
+	// Somebody deletes the state, and it begins anew.
+	await db.delete("s");
+	await both[0].commit(new Map([["s", new Map([["k", "1"]])]]), []);
+	expect(await both[1].read("s")).toEqual(new Map([["k", Buffer.from("1")]]));
+	const many = new Map(Array.from({ length: 300 }, (_, n) => [`${n}`, "1"] as const));
+	for (const [k, v] of [
+		["x".repeat(507), "1"],
+		["k", "x".repeat((200 << 16) + 1)],
+	] as const) {
+		await expect(both[0].commit(new Map([["new", new Map([[k, v]])]]), [])).rejects.toThrow(InvalidError);
+	}
+	await expect(both[0].commit(new Map([["new", many]]), [])).rejects.toThrow("at most 256");
+	expect(await both[0].read("new")).toEqual(new Map());
+});
+
+test("a version of a file is given once, and deleted versions leave nothing behind", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const { session } = await db.create("files");
+	const saved = await Promise.all(Array.from({ length: 5 }, (_, n) => saveFile(session, "a/b", "text/plain", Buffer.from(`${n}`), { n })));
+	expect(saved.map((f) => f.version).sort()).toEqual([1, 2, 3, 4, 5]);
+	await saveFile(session, "a", "", Buffer.alloc(0), null);
+	for (const { version, about } of saved) {
+		const loaded = await loadFile(session, "a/b", version);
+		expect([loaded?.bytes.toString(), loaded?.file]).toEqual([`${about.n}`, saved.find((f) => f.version === version)]);
+	}
+	expect((await findFile(session, "a/b"))?.version).toBe(5);
+	for (const none of [0, -1, 6, 1.5]) expect(await findFile(session, "a/b", none)).toBeUndefined();
+	expect(await fileNames(session)).toEqual(["a", "a/b"]);
+	expect((await fileVersions(session, "a/b")).map((f) => f.version)).toEqual([1, 2, 3, 4, 5]);
+	const before = (await session.info()).revision;
+	await expect(saveFile(session, "a/b", "", Buffer.from("x"), { n: 1n })).rejects.toThrow(TypeError);
+	expect((await session.info()).revision).toBe(before);
+	for (let n = 0; n < 250; n++) await saveFile(session, "many", "", Buffer.from("x"), n);
+	const beside = saveFile(session, "a/b", "", Buffer.from("new"), { n: 9 });
+	await Promise.all([deleteFile(session, "many"), deleteFile(session, "a/b"), deleteFile(session, "a"), deleteFile(session, "none"), beside]);
+	await deleteFile(session, "a/b");
+	expect(await fileNames(session)).toEqual([]);
+	expect((await session.records()).records).toEqual([]);
+	expect((await session.load({ full: true })).nodes).toEqual([]);
+	expect((await saveFile(session, "a/b", "", Buffer.from("x"), null)).version).toBe(1);
 });
