@@ -37,7 +37,7 @@ func (c *cutting) CommitAll(ctx context.Context, commits ...turnstone.SessionCom
 
 // What another service has is brought as it is there, also after it was cut off, and later what has come since. What hosts
 // have done here stays.
-func TestAD14_SessionsOfAnotherServiceAreBrought(t *testing.T) {
+func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	r := rand.New(rand.NewPCG(49, 49))
 	source := session.InMemoryService()
 	apps := []string{"trips", "a/b"}

@@ -10,7 +10,8 @@
  *     db.close();
  *
  * `turnstonedb/langgraph` is a checkpointer for LangGraph, `turnstonedb/mastra` a storage for Mastra, `turnstonedb/agents` a session for the OpenAI Agents
- * SDK, and `turnstonedb/ai` keeps chats of the AI SDK. `turnstonedb/transcript` is for hosts that save whole histories.
+ * SDK, `turnstonedb/adk` has services for Google ADK, and `turnstonedb/ai` keeps chats of the AI SDK. `turnstonedb/transcript` is for hosts that save whole
+ * histories.
  *
  * @module
  */

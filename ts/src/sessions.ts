@@ -102,7 +102,8 @@ export async function listed(client: Client, chosen: Omit<ListOptions, "after" |
 			if (!after || (!fresh && !first)) break;
 		}
 	}
-	return [...seen.values()].sort((a, b) => (a.updated < b.updated ? 1 : a.updated > b.updated ? -1 : a.id < b.id ? 1 : -1));
+	const time = (i: Info) => i.updated.replace(/Z$/, ""); // Without it, texts are in the order of times, whose fractions have no zeros at their end.
+	return [...seen.values()].sort((a, b) => (time(a) < time(b) ? 1 : time(a) > time(b) ? -1 : a.id < b.id ? 1 : -1));
 }
 
 /** Returns all records of a session whose keys begin with a prefix, and in how many pages they came: one page is of one moment, and several are not. */

@@ -21,7 +21,7 @@ import {
 	unmarshal,
 	untilStands,
 } from "../src/adapter.ts";
-import { InvalidError } from "../src/index.ts";
+import { type Info, InvalidError } from "../src/index.ts";
 import { open } from "./helpers.ts";
 
 test("ids of names are those of Go and Python", () => {
@@ -43,6 +43,10 @@ test("a list has all sessions of a group", async () => {
 	for (let i = 0; i < 5; i++) await db.create(`s${i}`, { group: "g" });
 	await db.create("other");
 	expect((await listed(db, { group: "g" })).map((i) => i.id)).toEqual(["s4", "s3", "s2", "s1", "s0"]);
+	// A server leaves out zeros at the end of a time.
+	const times = ["40Z", "40.5Z", "40.51Z", "40.6Z"].map((s, i) => ({ id: `${i}`, updated: `2026-11-28T20:59:${s}` }));
+	vi.spyOn(db, "list").mockResolvedValue({ sessions: times as Info[] });
+	expect((await listed(db, {})).map((i) => i.id)).toEqual(["3", "2", "1", "0"]);
 });
 
 test("records of a prefix are those of all sessions, and a change is made again until nobody has come between", async () => {
@@ -135,6 +139,14 @@ test("the state of a user is whole, whoever changes it and however large it is",
 			expect(own[`own ${n}`]?.toString()).toBe(`${n}`);
 		}),
 	);
+	// Who does not know that a value has become large replaces it all the same.
+	for (const [by, value] of [
+		[0, "small"],
+		[1, "x".repeat(70_000)],
+		[0, "small again"],
+	] as const)
+		await both[by].commit(new Map([["other", new Map([["k", value]])]]), []);
+	expect(await both[1].read("other")).toEqual(new Map([["k", Buffer.from("small again")]]));
 	// Somebody deletes the state, and it begins anew.
 	await db.delete("s");
 	await both[0].commit(new Map([["s", new Map([["k", "1"]])]]), []);
