@@ -72,7 +72,7 @@ func TestAD12_EventsOfPythonAndJavaScriptAreRead(t *testing.T) {
 	for i, want := range []*session.Event{ofPython(), ofPython()} {
 		read := got.Session.Events().At(i)
 		want.Actions.RequestedToolConfirmations = read.Actions.RequestedToolConfirmations // an empty one
-		if i == 1 { // JavaScript has milliseconds, and no number with a fraction of zero.
+		if i == 1 {                                                                       // JavaScript has milliseconds, and no number with a fraction of zero.
 			want.Timestamp, want.Actions.StateDelta["f"] = want.Timestamp.Truncate(time.Millisecond), 2.5
 		}
 		if !reflect.DeepEqual(read, want) {
