@@ -26,8 +26,9 @@ interface About {
 }
 
 /**
- * An artifact service on a store. The versions of an artifact are numbered from 0; the adapter for Go has the same ones from 1. The content of a version is an
- * attachment, so the store has equal contents once. TurnstoneSessions.deleteSession deletes the artifacts of a session.
+ * An artifact service on a store. The versions of an artifact are numbered from 0; the adapter for Go has the same ones
+ * from 1. The content of a version is an attachment, so the store has equal contents once.
+ * TurnstoneSessions.deleteSession deletes the artifacts of a session.
  */
 export class TurnstoneArtifacts implements BaseArtifactService {
 	readonly #client: Client;

@@ -1,5 +1,6 @@
-// Events of ADK as the adapters for Go, Python and JavaScript store them. In JavaScript a time is a number of milliseconds, and bytes are text in base64; in JSON of
-// the store a time is text, and bytes are in base64 with "+" and "/".
+// Events of ADK as the adapters for Go, Python and JavaScript store them. In JavaScript a time is a number of
+// milliseconds, and bytes are text in base64; in JSON of the store a time is text, and bytes are in base64 with "+" and
+// "/".
 
 import { type BaseArtifactService, createEvent, type Event } from "@google/adk";
 import { json, type RawJSON, untyped } from "./adapter.ts";

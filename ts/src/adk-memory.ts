@@ -12,8 +12,8 @@ const memoryRoot = "adk-memory";
 const atOnce = 200; // events of a commit
 
 /**
- * A memory service on a store: it finds what a user and the agents have said in all sessions that were added, by words. An event that is added again is not stored
- * again. A search reads all events of the user that have a text.
+ * A memory service on a store: it finds what a user and the agents have said in all sessions that were added, by words.
+ * An event that is added again is not stored again. A search reads all events of the user that have a text.
  */
 export class TurnstoneMemory implements BaseMemoryService {
 	readonly #client: Client;
@@ -82,7 +82,10 @@ function textOf(event: Event): string {
 	return (event.content?.parts ?? []).map((p) => p.text ?? "").join(" ");
 }
 
-/** Returns the words of a text in small letters. Where scripts without spaces have Latin words between them, these are words of their own. */
+/**
+ * Returns the words of a text in small letters. Where scripts without spaces have Latin words between them, these are
+ * words of their own.
+ */
 function wordsOf(text: string): Set<string> {
 	const words = text.toLowerCase().match(/[\p{L}\p{N}\p{M}_]+/gu) ?? [];
 	return new Set(words.flatMap((w) => [w, ...(w.match(/[\p{ASCII}\p{Script=Latin}]+|[^\p{ASCII}\p{Script=Latin}]+/gu) ?? [])]));

@@ -7,13 +7,17 @@
  *
  *     const db = await Client.open("./data");
  *     const runner = new Runner({
- *         appName: "trips", agent,
- *         sessionService: new TurnstoneSessions(db), artifactService: new TurnstoneArtifacts(db), memoryService: new TurnstoneMemory(db),
+ *         appName: "trips",
+ *         agent,
+ *         sessionService: new TurnstoneSessions(db),
+ *         artifactService: new TurnstoneArtifacts(db),
+ *         memoryService: new TurnstoneMemory(db),
  *     });
  *
- * The adapters for Go and Python read these sessions, artifacts and memories, and this one reads theirs. A session is ADK/APP/USER/ID in the store, and an event is a
- * commit with one node. The state of a session is a part of its checkpoint, which each revision and each fork has as it was then. The state of users and apps
- * changes in the batch of the event that changes it.
+ * The adapters for Go and Python read these sessions, artifacts and memories, and this one reads theirs. A session is
+ * ADK/APP/USER/ID in the store, and an event is a commit with one node. The state of a session is a part of its
+ * checkpoint, which each revision and each fork has as it was then. The state of users and apps changes in the batch of
+ * the event that changes it.
  *
  * @module
  */
@@ -71,9 +75,10 @@ const appends = new WeakMap<AdkSession, Promise<unknown>>();
 /**
  * A session service on a store. Processes may share the store.
  *
- * An event that is appended to a session object which others have appended to since it was read is stored after theirs, as ADK's database service does: the
- * object gets their events and state first. An event of an id that is there is not stored again; one that differs is refused with a TurnConflictError. Values of
- * state are what JSON has: null, booleans, numbers, text, and arrays and plain objects of them. A key whose value is undefined is removed.
+ * An event that is appended to a session object which others have appended to since it was read is stored after theirs,
+ * as ADK's database service does: the object gets their events and state first. An event of an id that is there is not
+ * stored again; one that differs is refused with a TurnConflictError. Values of state are what JSON has: null,
+ * booleans, numbers, text, and arrays and plain objects of them. A key whose value is undefined is removed.
  */
 export class TurnstoneSessions extends BaseSessionService {
 	readonly #client: Client;
@@ -130,7 +135,7 @@ export class TurnstoneSessions extends BaseSessionService {
 		let { nodes } = state;
 		if (since && !last && nodes.length > 0) {
 			nodes = [];
-			for await (const n of handle.nodes({ at: state.revision, reverse: true })) {
+			for await (const n of handle.nodes({ at: state.revision || "zero", reverse: true })) {
 				nodes.push(n);
 				if (!state.contents.has(latePart) && milliseconds(n.time) < since - skew) break;
 			}
@@ -160,8 +165,9 @@ export class TurnstoneSessions extends BaseSessionService {
 	}
 
 	/**
-	 * Returns the sessions of a user, or of all users of an app, with their state and without events. They are in the order of their updates in the store, the most
-	 * recently updated first unless `order` is "asc". Those of one page are read.
+	 * Returns the sessions of a user, or of all users of an app, with their state and without events. They are in the
+	 * order of their updates in the store, the most recently updated first unless `order` is "asc". Those of one page
+	 * are read.
 	 */
 	override async listSessions({ appName, userId, limit, offset, page, order }: ListSessionsRequest): Promise<ListSessionsResponse> {
 		const group = userId === undefined ? join(root, appName) : join(root, appName, userId);
@@ -217,17 +223,17 @@ export class TurnstoneSessions extends BaseSessionService {
 
 	async #append(session: AdkSession, event: Event, payload: string, deltas: Deltas): Promise<Event> {
 		try {
-			for (let standing = standings.get(session); ; standing = await this.#renew(session, standing)) {
-				if (!standing) continue;
+			let standing = standings.get(session) ?? (await this.#renew(session));
+			for (;;) {
 				const stored = await this.#store(session, standing, event, payload, deltas);
-				if (stored === "stale") continue;
-				if (stored === "before") await this.#renew(session, standing);
-				else {
+				if (typeof stored === "object") {
 					standings.set(session, stored);
 					await super.appendEvent({ session, event });
 					session.lastUpdateTime = event.timestamp;
+					return event;
 				}
-				return event;
+				standing = await this.#renew(session, standing);
+				if (stored === "before") return event;
 			}
 		} catch (e) {
 			if (!gone(e) || outcomeUnknown(e)) throw e;
@@ -235,7 +241,10 @@ export class TurnstoneSessions extends BaseSessionService {
 		}
 	}
 
-	/** Stores an event if a session stands as it was read. Returns how the session stands then; "before" is that the event was stored before. */
+	/**
+	 * Stores an event if a session stands as it was read. Returns how the session stands then; "before" is that the
+	 * event was stored before.
+	 */
 	async #store(session: AdkSession, standing: Standing, event: Event, payload: string, deltas: Deltas): Promise<Standing | "stale" | "before"> {
 		const { appName, userId, id } = session;
 		const handle = new Session(this.#client, join(root, appName, userId, id), standing.incarnation);
@@ -262,8 +271,11 @@ export class TurnstoneSessions extends BaseSessionService {
 		}
 	}
 
-	/** Reads a session object again, and returns how the session stands. One that was made again since is another session. */
-	async #renew(session: AdkSession, standing: Standing | undefined): Promise<Standing> {
+	/**
+	 * Reads a session object again, and returns how the session stands. One that was made again since is another
+	 * session.
+	 */
+	async #renew(session: AdkSession, standing?: Standing): Promise<Standing> {
 		const { appName, userId, id } = session;
 		const sessionId = join(root, appName, userId, id);
 		const handle = standing ? new Session(this.#client, sessionId, standing.incarnation) : await this.#client.session(sessionId);

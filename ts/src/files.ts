@@ -1,4 +1,5 @@
-// Files with versions. Package adapter has the same for Go, and turnstonedb.adk for Python: each reads what the others have written.
+// Files with versions. Package adapter has the same for Go, and turnstonedb.adk for Python: each reads what the others
+// have written.
 
 import { randomBytes } from "node:crypto";
 import type { Session } from "./client.ts";
@@ -8,8 +9,8 @@ import type { Attachment, StoredRecord } from "./types.ts";
 import { json } from "./values.ts";
 
 /**
- * A version of a file of a session, without its content. The content is an attachment, so the store has equal contents once. A record says what the version is, and
- * another record has the number of the last version of the file.
+ * A version of a file of a session, without its content. The content is an attachment, so the store has equal contents
+ * once. A record says what the version is, and another record has the number of the last version of the file.
  */
 export interface File<About = unknown> {
 	/** From 1 on. */

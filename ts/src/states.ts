@@ -1,4 +1,5 @@
-// State that belongs to a user or an app. Package adapter has the same for Go, and turnstonedb.adapter for Python: each reads what the others have written.
+// State that belongs to a user or an app. Package adapter has the same for Go, and turnstonedb.adapter for Python: each
+// reads what the others have written.
 
 import { randomBytes } from "node:crypto";
 import { type Client, Session, type SessionCommit } from "./client.ts";
@@ -22,10 +23,12 @@ export type StateChange = Map<string, Uint8Array | string | null>;
 type Directory = Map<string, { ID: string; Records: number }>;
 
 /**
- * The states of users and apps, which several sessions share. Each state is stored as the records of a session of its own, in a group.
+ * The states of users and apps, which several sessions share. Each state is stored as the records of a session of its
+ * own, in a group.
  *
- * That session is made when the state gets its first value, and no prune deletes it. A value that is too large for one record is stored in several, and the
- * directory, which is a record as well, says in how many: a value has at most 12.5 MiB, and a key 506 bytes.
+ * That session is made when the state gets its first value, and no prune deletes it. A value that is too large for one
+ * record is stored in several, and the directory, which is a record as well, says in how many: a value has at most 12.5
+ * MiB, and a key 506 bytes.
  */
 export class States {
 	readonly #client: Client;
@@ -70,7 +73,10 @@ export class States {
 		return out;
 	}
 
-	/** Makes changes of states, by their ids, and commits to other sessions in one batch. Returns the results of the commits. */
+	/**
+	 * Makes changes of states, by their ids, and commits to other sessions in one batch. Returns the results of the
+	 * commits.
+	 */
 	async commit(changes: Map<string, StateChange>, own: SessionCommit[]): Promise<Result[]> {
 		const changed = [...changes].filter(([, values]) => values.size > 0);
 		for (;;) {
@@ -134,7 +140,8 @@ function changesOf(directory: StoredRecord | undefined, values: StateChange): Re
 			}
 		}
 		for (let i = count; old && i < old.Records; i++) out.push({ key: partKey(old.ID, i), action: "delete" });
-		// The record of a large value stays, so that a reader of all keys finds this one while the value changes its place.
+		// The record of a large value stays, so that a reader of all keys finds this one while the value changes its
+		// place.
 		if (value === null) out.push({ key: valuePrefix + key, action: "delete" });
 		else out.push({ key: valuePrefix + key, action: "set", value: count > 0 ? "" : content });
 	}

@@ -1,4 +1,5 @@
-// Values as JSON that the adapters in all three languages read. Package adapter has the same for Go, and turnstonedb.adapter for Python.
+// Values as JSON that the adapters in all three languages read. Package adapter has the same for Go, and
+// turnstonedb.adapter for Python.
 
 /** JSON that was written already: `json` and `marshal` take it over as it is. */
 export class RawJSON {
@@ -18,17 +19,18 @@ const valueField = "value";
 const mapType = "map[string]interface {}";
 
 /**
- * Returns a value of state as JSON: null, a boolean, a number, text, and arrays and plain objects of them. `unmarshal` returns the same value from that. A field
- * that is undefined is left out. A value of another type is refused with a TypeError, and so is what JSON has no text for. Go and Python take a number without a
- * fraction for an integer.
+ * Returns a value of state as JSON: null, a boolean, a number, text, and arrays and plain objects of them. `unmarshal`
+ * returns the same value from that. A field that is undefined is left out. A value of another type is refused with a
+ * TypeError, and so is what JSON has no text for. Go and Python take a number without a fraction for an integer.
  */
 export function marshal(value: unknown): string {
 	return textOf(value, true, 0);
 }
 
 /**
- * Is JSON.stringify, but refuses with a TypeError what that would drop or change: numbers that are not finite, bytes, maps, functions, undefined in an array, and
- * text with a surrogate alone. The names in an object are in order, so that equal values have equal texts.
+ * Is JSON.stringify, but refuses with a TypeError what that would drop or change: numbers that are not finite, bytes,
+ * maps, functions, undefined in an array, and text with a surrogate alone. The names in an object are in order, so that
+ * equal values have equal texts.
  */
 export function json(value: unknown): string {
 	return textOf(value, false, 0);
@@ -68,8 +70,8 @@ export function isPlain(o: object): boolean {
 }
 
 /**
- * Returns the value that `marshal` was given, or any that JSON has. What Go has of another type, for example a time, is what stands for it in JSON. An integer
- * beyond 2^53 is the nearest number.
+ * Returns the value that `marshal` was given, or any that JSON has. What Go has of another type, for example a time, is
+ * what stands for it in JSON. An integer beyond 2^53 is the nearest number.
  */
 export function unmarshal(text: string | Uint8Array): unknown {
 	return untyped(JSON.parse(typeof text === "string" ? text : Buffer.from(text).toString()));
@@ -88,7 +90,10 @@ export function untyped(value: unknown): unknown {
 	return Object.fromEntries(fields.map(([k, v]) => [k, untyped(v)]));
 }
 
-/** Returns the fields of a JSON object as they are written: numbers keep what JavaScript's would lose. Throws a SyntaxError for what is no JSON object. */
+/**
+ * Returns the fields of a JSON object as they are written: numbers keep what JavaScript's would lose. Throws a
+ * SyntaxError for what is no JSON object.
+ */
 export function rawFields(text: string): Map<string, RawJSON> {
 	const value: unknown = JSON.parse(text);
 	if (typeof value !== "object" || value === null || Array.isArray(value)) throw new SyntaxError("the JSON is no object");

@@ -231,6 +231,28 @@ test("a session that was deleted takes no event, and neither does one that was m
 	);
 });
 
+test("a fork has the events and the state of its revision, and goes on by itself", async () => {
+	const db = await open();
+	const service = new TurnstoneSessions(db);
+	const session = await service.createSession({ ...key, state: { k: 0 } });
+	for (const n of [1, 2]) await service.appendEvent({ session, event: said(`${n}`, { k: n, "user:u": n }) });
+	const other = { ...key, sessionId: "other" };
+	await db.create("adk/a/u/other", { parent: "adk/a/u/s", forkAt: 2, group: "adk/a/u" });
+	const fork = await got(service, other);
+	expect([texts(fork), fork.state]).toEqual([["1"], { k: 1, "user:u": 2 }]);
+	expect((await service.getSession({ ...other, config: { afterTimestamp: 1 } }))?.events).toHaveLength(1);
+	await service.appendEvent({ session: fork, event: said("3", { j: 3 }) });
+	const { sessions } = await service.listSessions({ appName: "a", order: "asc" });
+	expect(sessions.map((s) => [s.id, s.state])).toEqual([
+		["s", { k: 2, "user:u": 2 }],
+		["other", { k: 1, j: 3, "user:u": 2 }],
+	]);
+	expect([texts(await got(service)), texts(await got(service, other))]).toEqual([
+		["1", "2"],
+		["1", "3"],
+	]);
+});
+
 test("two hosts that append to one session at once lose no event, and one that appends at once keeps its order", async () => {
 	const store = newStore();
 	const services = [new TurnstoneSessions(await open(store)), new TurnstoneSessions(await open(store))];
