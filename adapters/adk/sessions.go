@@ -1,6 +1,7 @@
 package adk
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -259,7 +260,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	result, err := s.commit(ctx, of, turnstone.SessionCommit{Session: of.handle, Commit: c}, d)
 	switch {
 	case err != nil:
-		return err
+		return storedBefore(ctx, of.handle, payload, err)
 	case result.Revision != of.revision+1: // It was appended before: of has it, or is stale, which the next event finds out.
 		return nil
 	}
@@ -274,6 +275,23 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	of.events = append(of.events, &stored)
 	maps.Copy(of.state, e.Actions.StateDelta)
 	return nil
+}
+
+// storedBefore returns nil if an error says that the turn of an event is another one, and it is only the state beside the
+// event that others have changed since it was stored.
+func storedBefore(ctx context.Context, h turnstone.Persistence, payload []byte, err error) error {
+	var other *turnstone.TurnConflictError
+	if !errors.As(err, &other) {
+		return err
+	}
+	st, lerr := h.Load(ctx, turnstone.Scope{At: other.Revision, Last: 1})
+	if lerr != nil {
+		return errors.Join(err, lerr)
+	}
+	if len(st.Nodes) == 1 && bytes.Equal(st.Nodes[0].Payload, payload) {
+		return nil
+	}
+	return err
 }
 
 // commit stores a commit and the changes of the user's and the app's state in one batch, and returns the result of

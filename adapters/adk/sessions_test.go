@@ -72,6 +72,44 @@ func shows(s session.Session) string {
 	return strings.TrimSpace(out.String())
 }
 
+func TestAD2_AnEventIsStoredOnceThoughTheStateHasChangedSince(t *testing.T) {
+	s := adk.NewSessions(storetest.Memory(t))
+	made, err := s.Create(ctx, &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func() session.Session {
+		t.Helper()
+		got, err := s.Get(ctx, &session.GetRequest{AppName: "a", UserID: "u", SessionID: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Session
+	}
+	lost := session.NewEvent(ctx, "i")
+	lost.Actions.StateDelta = map[string]any{"a": 1.0}
+	if err := s.AppendEvent(ctx, made.Session, lost); err != nil {
+		t.Fatal(err)
+	}
+	other := session.NewEvent(ctx, "i")
+	other.Actions.StateDelta = map[string]any{"b": 2.0}
+	if err := s.AppendEvent(ctx, get(), other); err != nil {
+		t.Fatal(err)
+	}
+	// The answer was lost: the host reads the session again, and appends the event once more.
+	if err := s.AppendEvent(ctx, get(), lost); err != nil {
+		t.Error(err)
+	}
+	differs := *lost
+	differs.Author = "another"
+	if err := s.AppendEvent(ctx, get(), &differs); !errors.Is(err, turnstone.ErrTurnConflict) {
+		t.Error(err)
+	}
+	if n := get().Events().Len(); n != 2 {
+		t.Errorf("%d events", n)
+	}
+}
+
 func TestAD2_AnEventAndTheStateThatItChangesAreStoredTogether(t *testing.T) {
 	delta := map[string]any{"k": "own", "user:k": "user", "app:k": "app", "temp:k": "gone"}
 	// A crash at any call of the engine: all of it is there, or nothing.

@@ -20,6 +20,7 @@ from google.genai import types
 
 from turnstonedb import AsyncClient
 from turnstonedb.adk import StaleSessionError, TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
+from turnstonedb.errors import TurnConflictError
 from turnstonedb.testing import alike
 
 GO = Path(__file__).parents[2] / "adapters" / "adk" / "testdata"
@@ -142,6 +143,12 @@ async def test_events_come_back_as_they_were_and_as_go_and_javascript_have_them(
     assert of_js == event
 
 
+async def read(service: TurnstoneSessions, id: str) -> Any:
+    found = await service.get_session(app_name="a", user_id="u", session_id=id)
+    assert found is not None
+    return found
+
+
 @pytest.mark.asyncio
 async def test_a_session_that_others_have_appended_to_is_stale(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
@@ -156,8 +163,16 @@ async def test_a_session_that_others_have_appended_to_is_stale(tmp_path: Path) -
             await other.append_event(theirs, said("user", "two", 1_795_000_001.0, user__x=1))
         again = await other.get_session(app_name="a", user_id="u", session_id=session.id)
         assert again is not None
-        assert [e.id for e in again.events] == [first.id]
-        assert again.state == {"own": 1}  # Nothing of the refused one is stored.
+        # An answer was lost, and others have changed the state: the event is stored once all the same.
+        await other.append_event(again, said("user", "theirs", 1_795_000_001.0, other=1))
+        await service.append_event(await read(service, session.id), first.model_copy(deep=True))
+        with pytest.raises(TurnConflictError):
+            await service.append_event(await read(service, session.id), first.model_copy(update={"author": "another"}))
+        await service.append_event(await read(service, session.id), said("user", "end", 1_795_000_002.0, other=None))
+        again = await read(service, session.id)
+        assert [e.id for e in again.events[:1]] == [first.id]
+        assert len(again.events) == 3
+        assert again.state == {"own": 1, "other": None}  # Nothing of the refused one is stored.
         await service.delete_session(app_name="a", user_id="u", session_id=session.id)
         with pytest.raises(session_not_found_error.SessionNotFoundError):
             await service.append_event(session, said("user", "three", 1_795_000_002.0))

@@ -99,7 +99,8 @@ def _listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Inf
             if not after or (not fresh and not first):
                 break
         first = False
-    return sorted(seen.values(), key=lambda i: (i.updated, i.id), reverse=True)
+    # Times have as many digits as they need: without the "Z" one that goes on sorts after its beginning.
+    return sorted(seen.values(), key=lambda i: (i.updated.removesuffix("Z"), i.id), reverse=True)
 
 
 def outcome_unknown(error: BaseException) -> bool:

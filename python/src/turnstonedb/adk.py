@@ -39,7 +39,7 @@ from pydantic_core import to_jsonable_python
 
 from . import adapter
 from ._async import AsyncClient, AsyncSession
-from .errors import ConflictError, NotFoundError, RecordConflictError
+from .errors import ConflictError, NotFoundError, RecordConflictError, TurnConflictError
 from .types import Commit, NewNode, Record, RecordChange, Usage
 from .types import State as LoadedState
 
@@ -184,6 +184,12 @@ class TurnstoneSessions(BaseSessionService):
             if e.outcome_unknown:
                 raise
             raise StaleSessionError(f"Somebody else has appended to session {session.id} since it was read: read it again.") from e
+        except TurnConflictError as e:
+            # It was stored before, and others have changed the state beside it since.
+            state = await handle.load(at=e.revision, last=1)
+            if [n.payload for n in state.nodes] != [node.payload]:
+                raise
+            return event
         except NotFoundError as e:
             if adapter.gone(e):
                 raise session_not_found_error.SessionNotFoundError(f"Session {session.id} not found.") from e
