@@ -440,7 +440,7 @@ func BenchmarkFork(b *testing.B) {
 
 // BenchmarkList reads the first page of many sessions, while some are hot.
 func BenchmarkList(b *testing.B) {
-	for _, n := range []int{1000, 20_000} {
+	for _, n := range sizes(1000, 20_000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			st := onPebble(b, pebble.Process)
 			var wg sync.WaitGroup

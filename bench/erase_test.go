@@ -42,7 +42,7 @@ func BenchmarkEraseOne(b *testing.B) {
 		},
 	}
 	for _, name := range []string{"memory", "pebble"} {
-		for _, n := range []int{1000, 20_000} {
+		for _, n := range sizes(1000, 20_000) {
 			read := 0
 			e := &vacuumTimer{Engine: &enginetest.Faulty{Engine: engines[name](b), Done: func(c enginetest.Call, _ error) { read += c.Read }}}
 			st, err := turnstone.Open(ctx, e, &turnstone.Options{Now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})

@@ -92,10 +92,18 @@ func step(s *turnstone.Session, i, t, part int, fresh bool) error {
 	return err
 }
 
+// sizes returns the sizes that a benchmark has: with -short, which says only that it runs, the first one.
+func sizes(all ...int) []int {
+	if testing.Short() {
+		return all[:1]
+	}
+	return all
+}
+
 // BenchmarkGCIncremental times a collection after 100 sessions were touched, in
 // vacuumed stores of 1,000 and of 20,000 sessions: it is to cost the same.
 func BenchmarkGCIncremental(b *testing.B) {
-	for _, n := range []int{1000, 20_000} {
+	for _, n := range sizes(1000, 20_000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			st := store(b, &pebble.Options{Durability: pebble.Process})
 			sessions := fill(b, st, n, 1, 2000, false)
@@ -135,7 +143,7 @@ func collect(b *testing.B, st *turnstone.Store) *gc.Report {
 // collection, which looks at what has changed, and by a vacuum, which reads the history to find what only side branches
 // show.
 func BenchmarkRetained(b *testing.B) {
-	for _, n := range []int{300, 3000, 30_000} {
+	for _, n := range sizes(300, 3000, 30_000) {
 		for _, by := range []string{"gc", "vacuum"} {
 			b.Run(fmt.Sprintf("%s/%d", by, n), func(b *testing.B) {
 				st := store(b, &pebble.Options{Durability: pebble.Process})
