@@ -86,8 +86,12 @@ interface Entry {
 /** A checkpoint without its values, and its metadata. */
 type Body = [Omit<Checkpoint, "channel_values">, CheckpointMetadata];
 
-/** A thread's namespace. */
-interface Place {
+/**
+ * A thread's namespace.
+ *
+ * @internal
+ */
+export interface Place {
 	thread: string;
 	ns: string;
 }
@@ -246,7 +250,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	// Sessions
 
 	#at(place: Place): Session {
-		return new Session(this.#client, `${groupOf(place.thread)}/${short(escaped(place.ns), maxName)}`);
+		return new Session(this.#client, sessionOf(place));
 	}
 
 	/** Returns the request that makes the session of a namespace. */
@@ -683,6 +687,15 @@ function configOf({ thread, ns }: Place, id: string): RunnableConfig {
 
 function groupOf(thread: string): string {
 	return `${group}/${short(escaped(thread), maxName)}`;
+}
+
+/**
+ * Returns the id of the session of a thread's namespace.
+ *
+ * @internal
+ */
+export function sessionOf({ thread, ns }: Place): string {
+	return `${groupOf(thread)}/${short(escaped(ns), maxName)}`;
 }
 
 /** Returns text as a part of a session's id, without slashes. */
