@@ -7,7 +7,8 @@ import type { BaseCheckpointSaver } from "@langchain/langgraph-checkpoint";
 import { Client } from "./client.ts";
 import { langgraph } from "./migrate.ts";
 
-const usage = `turnstonedb-migrate langgraph sqlite:FILE|postgresql://… --store DIR|https://… [--token T] [--namespace N] [--dry-run]
+const usage = `turnstonedb-migrate langgraph sqlite:FILE|postgresql://…
+    --store DIR|https://… [--token T] [--namespace N] [--dry-run]
 
 Brings the threads of LangGraph.js' own savers to a store. It returns 1 if something is there already and differs.`;
 

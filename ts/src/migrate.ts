@@ -20,7 +20,7 @@ import type { RunnableConfig } from "@langchain/core/runnables";
 import { type BaseCheckpointSaver, type CheckpointTuple, copyCheckpoint, WRITES_IDX_MAP } from "@langchain/langgraph-checkpoint";
 import { gone, short } from "./adapter.ts";
 import { type Client, Session } from "./client.ts";
-import { RecordConflictError, TurnstoneError } from "./errors.ts";
+import { InvalidError, RecordConflictError, TurnstoneError } from "./errors.ts";
 import { type Place, sessionOf, TurnstoneSaver } from "./langgraph.ts";
 import type { StoredRecord } from "./types.ts";
 
@@ -42,7 +42,7 @@ export interface Report {
 	unchanged: number;
 	/** How many checkpoints were brought. A dry run counts all checkpoints of what is not unchanged. */
 	brought: number;
-	/** Names what was there already, and is not what the source has. The migration leaves it alone. */
+	/** Names what was there already and is not what the source has, or what the store refuses. It is left alone. */
 	different: string[];
 }
 
@@ -128,7 +128,8 @@ export async function langgraph(
 			progress?.(report);
 		}
 	};
-	await Promise.all(Array.from({ length: parallel }, work)); // When one fails, the generator ends, and with it the others.
+	// When one fails, the generator ends for the others as well.
+	await Promise.all(Array.from({ length: parallel }, work));
 	return report;
 }
 
@@ -151,13 +152,14 @@ function goneKey(thread: string): string {
 	return `gone/${short(escaped, maxGone)}`;
 }
 
-/** Brings what a place lacks, verifies all of it, and notes how it stood. Returns how many checkpoints it brought, and what differs. */
+/** Brings what a place lacks, verifies all of it, and notes how it stood. Returns how many checkpoints it brought. */
 async function bring(
 	source: BaseCheckpointSaver,
 	target: TurnstoneSaver,
 	client: Client,
 	place: Standing,
 ): Promise<{ brought: number; different?: string }> {
+	const named = `thread ${JSON.stringify(place.thread)}, namespace ${JSON.stringify(place.ns)}`;
 	for (let brought = 0; ; ) {
 		const { settled, version } = await noted(client, place);
 		if (settled) return { brought };
@@ -177,9 +179,10 @@ async function bring(
 				await new Session(client, sessionOf(place)).changeRecords([note]);
 				return { brought };
 			}
-			const named = `thread ${JSON.stringify(place.thread)}, namespace ${JSON.stringify(place.ns)}: checkpoint ${another[0]} is another one`;
-			if ((await noted(client, place)).version === version) return { brought, different: named };
+			const different = `${named}: checkpoint ${another[0]} is another one`;
+			if ((await noted(client, place)).version === version) return { brought, different };
 		} catch (e) {
+			if (e instanceof InvalidError) return { brought, different: `${named}: ${e.message}` }; // The store has limits.
 			if (!(e instanceof RecordConflictError) && !(gone(e) && (await noted(client, place)).settled)) throw e;
 		}
 		// Another process has brought the place meanwhile, or deleted it.
@@ -200,6 +203,7 @@ interface Content {
 async function contents(saver: BaseCheckpointSaver, { thread, ns }: Place): Promise<Map<string, Content>> {
 	const out: [string, Content][] = [];
 	for await (const tuple of saver.list({ configurable: { thread_id: thread, checkpoint_ns: ns } })) {
+		if (String(tuple.config.configurable?.thread_id) !== thread) continue; // A saver may take the name "" for no name.
 		const { channel_values: values, ...rest } = copyCheckpoint(tuple.checkpoint);
 		const pack = (value: unknown) => saver.serde.dumpsTyped(value);
 		const channels = new Map<string, string>();
@@ -226,16 +230,13 @@ async function put(target: TurnstoneSaver, { tuple, channels }: Content, all: Ma
 	return 1;
 }
 
-/** Puts the writes of a checkpoint. Those of special channels have indexes of their own: the others are counted without them. */
+/** Puts the writes of a checkpoint. Special channels have indexes of their own: the other writes are counted without them. */
 async function putWrites(target: TurnstoneSaver, { config, pendingWrites = [] }: CheckpointTuple): Promise<void> {
 	for (const task of new Set(pendingWrites.map(([task]) => task))) {
 		const own = pendingWrites.filter(([of]) => of === task).map(([, channel, value]): [string, unknown] => [channel, value]);
 		const isSpecial = ([channel]: [string, unknown]) => Number(Object.hasOwn(WRITES_IDX_MAP, channel));
-		await target.putWrites(
-			config,
-			own.sort((a, b) => isSpecial(a) - isSpecial(b)),
-			task,
-		);
+		own.sort((a, b) => isSpecial(a) - isSpecial(b));
+		await target.putWrites(config, own, task);
 	}
 }
 

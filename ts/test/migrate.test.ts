@@ -187,7 +187,15 @@ describe.runIf(postgresIsInstalled)("PostgreSQL", () => {
 		const source = PostgresSaver.fromConnString(server.url, { schema: "Own" });
 		onTestFinished(() => source.end());
 		await source.setup();
-		await migrates(source, await open());
+		const client = await open();
+		await source.put(at("", ""), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+		await fill(source, [0]);
+		const { different, brought } = await langgraph(source, client);
+		expect(different).toEqual([expect.stringMatching(/thread "", namespace "": .* has an empty name/)]);
+		expect(brought).toBe((await held(source)).length - 1);
+		await source.deleteThread("");
+		await new TurnstoneSaver(client).deleteThread("t/0 é");
+		await migrates(source, client);
 	}, 120_000);
 
 	test("the command brings the threads of a database", async () => {
