@@ -165,13 +165,20 @@ async function bring(
 		if (settled) return { brought };
 		try {
 			const [wanted, there] = [await contents(source, place), await contents(target, place)];
+			if (wanted.size === 0) return { brought }; // The source has deleted it.
 			let another = [...wanted].find(([id, { whole }]) => there.has(id) && there.get(id)?.whole !== whole);
 			if (!another) {
 				for (const [id, content] of wanted) {
 					if (!there.has(id)) brought += await put(target, content, wanted);
 					if (there.get(id)?.writes !== content.writes) await putWrites(target, content.tuple);
 				}
+				const made = await client.session(sessionOf(place));
 				const found = await contents(new TurnstoneSaver(client, source.serde), place); // It remembers nothing.
+				if (await read(client, goneSession, goneKey(place.thread))) {
+					// A host has deleted the thread meanwhile, and may have made it again.
+					if (found.size === wanted.size) await made.delete();
+					return { brought: 0 };
+				}
 				another = [...wanted].find(([id, { whole, writes }]) => found.get(id)?.whole !== whole || found.get(id)?.writes !== writes);
 			}
 			if (!another) {

@@ -281,6 +281,13 @@ test("what is there already and differs is named and left alone", async () => {
 	expect((await held(new TurnstoneSaver(client))).filter((h) => String(h).startsWith("odd"))).toEqual([before]);
 	expect((await migrate([`sqlite:${path}`, "--store", store, "--dry-run"])).out).toMatch(/1 unchanged|2 unchanged/);
 	await expect(new MigratingSaver(client, source).getTuple(at("odd", "sub:1|x"))).rejects.toThrow("is another one");
+	// A write that only the store has.
+	const [latest] = await all(source.list(at("t/1 é", "")));
+	await new TurnstoneSaver(client).putWrites(latest?.config as RunnableConfig, [["done", ["ours"]]], "other task");
+	expect((await langgraph(source, client)).different).toHaveLength(1); // of before
+	await graph(source).invoke(new Command({ resume: "since" }), at("t/1 é"));
+	const { different } = await langgraph(source, client);
+	expect(different).toEqual(expect.arrayContaining([`thread "t/1 é", namespace "": checkpoint ${latest?.checkpoint.id} is another one`]));
 });
 
 test("the command says how it is used, and makes no database", async () => {
@@ -394,8 +401,19 @@ test("a host that brings a thread while a migration does so goes on", async () =
 		await host.deleteThread("t/1 é");
 	};
 	await langgraph(slow, client);
-	// All savers at once.
+	expect(await threadsOf(new TurnstoneSaver(client))).toEqual(["t/0 é"]);
+	// The source deletes a thread while it is read.
+	await fill(old, [3]);
+	meanwhile = () => old.deleteThread("t/4 é");
+	await fill(old, [4]);
+	expect((await langgraph(slow, client)).different).toEqual([]);
+	// A call that fails is made again, and all savers bring at once.
 	await fill(old, [2]);
+	meanwhile = () => Promise.reject(new Error("the database is away"));
+	const tries = new MigratingSaver(client, slow);
+	await expect(tries.getTuple(at("t/2 é"))).rejects.toThrow("is away");
+	expect((await tries.getTuple(at("t/2 é")))?.checkpoint).toEqual((await old.getTuple(at("t/2 é")))?.checkpoint);
+	await new TurnstoneSaver(client).deleteThread("t/2 é");
 	await Promise.all(Array.from({ length: 6 }, () => new MigratingSaver(client, old).getTuple(at("t/2 é"))));
 	expect((await all(new TurnstoneSaver(client).list(at("t/2 é")))).length).toBe((await all(old.list(at("t/2 é")))).length);
 });
