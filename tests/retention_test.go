@@ -378,12 +378,12 @@ func TestK7_APruneOfAGroupLeavesTheOthers(t *testing.T) {
 			commitAt(t, s, turnstone.Commit{Expected: i, Nodes: saying(make([]byte, 100))})
 		}
 	}
-	c.now = c.now.Add(time.Hour)
-	pruned(t, e, st, gc.PruneOptions{Group: "a", Revisions: 1}, gc.PruneReport{Sessions: 2, Revisions: 4})
+	c.now = c.now.Add(2 * time.Hour)
+	pruned(t, e, st, gc.PruneOptions{Group: "a", Revisions: 1}, gc.PruneReport{Sessions: 2, Revisions: 6})
 	pruned(t, e, st, gc.PruneOptions{Group: "a/b", Age: time.Hour}, gc.PruneReport{})
-	pruned(t, e, st, gc.PruneOptions{Group: "ab", Age: time.Hour}, gc.PruneReport{Sessions: 1, Revisions: 2})
+	pruned(t, e, st, gc.PruneOptions{Group: "ab", Age: time.Hour}, gc.PruneReport{Sessions: 1, Revisions: 3})
 	pruned(t, e, st, gc.PruneOptions{Group: "a", Bytes: 599}, gc.PruneReport{Deleted: []string{"a"}, Bytes: 300})
-	pruned(t, e, st, gc.PruneOptions{Group: "b", Inactive: time.Hour}, gc.PruneReport{Deleted: []string{"b", "b/a"}, Bytes: 600})
+	pruned(t, e, st, gc.PruneOptions{Group: "b", Inactive: time.Hour}, gc.PruneReport{Deleted: []string{"b/a", "b"}, Bytes: 600})
 	pruned(t, e, st, gc.PruneOptions{Group: "nobody", Inactive: time.Hour}, gc.PruneReport{})
 	for _, id := range []string{"a/b", "ab", "none"} {
 		session(t, st, id)

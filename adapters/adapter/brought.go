@@ -7,6 +7,7 @@ type Brought struct {
 	Found     int // sessions, or snapshots
 	Unchanged int // of them, since they were brought
 	Brought   int // events, messages or snapshots
-	// Different names what was there already and is not what the source has. It is left alone.
+	// Different names what was there already and is not what the source has, which is left alone, and what can't be read or
+	// stored.
 	Different []string
 }

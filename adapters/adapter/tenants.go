@@ -10,15 +10,15 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 )
 
-// Tenants returns a Factory of many stores, for adapters that serve several tenants: each call goes to the store of the
-// tenant for whom it is. of names that tenant, by the context of the call, and returns its store, which is as a rule a
-// namespace of its own: see turnstone.Options and client.Options. What of returns for a tenant is to be the same store
-// each time. An error of it is that of the call; a call that is for nobody has to fail. of is called often, and at once
-// from several goroutines.
+// Tenants returns a Factory of many stores, for adapters that serve several tenants. Each call goes to the store of the
+// tenant that find names by the context of the call. That store is as a rule a namespace of its own: see
+// turnstone.Options and client.Options. find has to return the same store for a tenant each time, and an error, which
+// the call returns, if the call is for nobody: an empty name is refused. It is called often, by several goroutines.
 //
-// Handles of sessions belong to the tenant for whom they were made, whoever uses them: what remembers some has Handles.
-func Tenants(of func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {
-	return tenants(of)
+// A handle of a session belongs to the tenant for whom it was made. An adapter that remembers handles needs Handles, and
+// the Factory that Tenants returns: if something is to be wrapped, wrap the stores that find returns.
+func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {
+	return tenants(find)
 }
 
 type tenants func(context.Context) (string, turnstone.Factory, error)
@@ -29,20 +29,22 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 	if !several {
 		return "", nil
 	}
-	name, s, err := of(ctx)
-	if err == nil && s == nil {
-		err = errNobody
-	}
+	name, _, err := of.named(ctx)
 	return name, err
 }
 
-var errNobody = errors.New("adapter: there is no store for this call: the function of Tenants has returned none")
+var errNobody = errors.New("adapter: the call is for nobody: the function of Tenants has returned no name or no store")
 
-func (of tenants) store(ctx context.Context) (turnstone.Factory, error) {
-	_, s, err := of(ctx)
-	if err == nil && s == nil {
+func (of tenants) named(ctx context.Context) (string, turnstone.Factory, error) {
+	name, s, err := of(ctx)
+	if err == nil && (name == "" || s == nil) {
 		err = errNobody
 	}
+	return name, s, err
+}
+
+func (of tenants) store(ctx context.Context) (turnstone.Factory, error) {
+	_, s, err := of.named(ctx)
 	return s, err
 }
 

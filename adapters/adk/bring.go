@@ -41,7 +41,11 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...stri
 		for _, of := range listed.Sessions {
 			out.Found++
 			d, err := s.bring(ctx, from, of, out)
-			if err != nil {
+			switch {
+			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
+				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
+				continue
+			case err != nil:
 				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
 			}
 			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user

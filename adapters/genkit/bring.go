@@ -19,36 +19,59 @@ import (
 
 // Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
 // such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
-// again, unless somebody has changed it here. The files are only read.
+// again, unless somebody has changed it here. With Options.MaxChain so many of each chain are brought. The files are only
+// read; one that can't be read is named among those that differ.
 func (s *Store[State]) Bring(ctx context.Context, dir, prefix string) (*adapter.Brought, error) {
+	folder := filepath.Join(dir, filepath.FromSlash(prefix))
+	if _, err := os.Stat(folder); err != nil { // The store of files would make it.
+		return nil, fmt.Errorf("genkit: %w", err)
+	}
 	files, err := localstore.NewFileSessionStore[State](dir, localstore.WithSnapshotPathPrefix(func(context.Context) string { return prefix }))
 	if err != nil {
 		return nil, fmt.Errorf("genkit: %w", err)
 	}
-	names, err := os.ReadDir(filepath.Join(dir, filepath.FromSlash(prefix)))
+	names, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("genkit: %w", err)
 	}
 	type found struct{ *exp.SessionSnapshot[State] }
 	var all []found
+	out := &adapter.Brought{}
 	for _, n := range names {
 		id, is := strings.CutSuffix(n.Name(), ".json")
 		if !is || n.IsDir() || strings.HasPrefix(id, ".") {
 			continue
 		}
 		of, err := files.GetSnapshot(ctx, id)
-		if err != nil {
-			return nil, fmt.Errorf("genkit: snapshot %q: %w", id, err)
-		}
-		if of != nil {
+		if err != nil { // a damaged file
+			out.Found++
+			out.Different = append(out.Different, fmt.Sprintf("%s: %v", id, err))
+		} else if of != nil {
 			all = append(all, found{of})
 		}
+	}
+	if s.o.MaxChain > 0 {
+		shown := map[string]*exp.SessionSnapshot[State]{}
+		ends := map[string]bool{}
+		for _, of := range all {
+			shown[of.SnapshotID], ends[of.SnapshotID] = of.SessionSnapshot, true
+		}
+		for _, of := range all {
+			delete(ends, of.ParentID)
+		}
+		kept := map[string]bool{}
+		for id := range ends {
+			for n := 0; n < s.o.MaxChain && shown[id] != nil; n++ {
+				kept[id], id = true, shown[id].ParentID
+			}
+		}
+		all = slices.DeleteFunc(all, func(of found) bool { return !kept[of.SnapshotID] })
 	}
 	// A snapshot stores what its parent has not.
 	slices.SortFunc(all, func(a, b found) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))
 	})
-	out := &adapter.Brought{Found: len(all)}
+	out.Found += len(all)
 	for _, of := range all {
 		if err := s.bring(ctx, of.SessionSnapshot, out); err != nil {
 			return out, fmt.Errorf("genkit: snapshot %q: %w", of.SnapshotID, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -93,7 +94,24 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	if latest, err := s.GetLatestSnapshot(ctx, "one"); err != nil || len(latest.State.Messages) != 13 {
 		t.Errorf("%+v, %v", latest, err)
 	}
-	if _, err := s.Bring(ctx, dir, "nobody"); err == nil {
+	if _, err := s.Bring(ctx, dir+"/none", "nobody"); err == nil {
 		t.Error("a folder that there is not was brought")
+	}
+	if _, err := os.Stat(dir + "/none"); err == nil {
+		t.Error("the folder was made")
+	}
+	if err := os.WriteFile(dir+"/org/ann/bad.json", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	few := genkit.NewStore[custom](storetest.Memory(t), genkit.Options{MaxChain: 2})
+	for range 2 {
+		if b, err := few.Bring(ctx, dir, "org/ann"); err != nil || b.Found != 5 || len(b.Different) != 1 {
+			t.Errorf("%+v, %v", b, err)
+		}
+		for id, want := range map[string]bool{"pending": true, "s18": true, "s16": false, "s19": true, "s17": true, "s15": false} {
+			if got, err := few.GetSnapshot(ctx, id); err != nil || (got != nil) != want {
+				t.Errorf("%s: %v, %v", id, got, err)
+			}
+		}
 	}
 }

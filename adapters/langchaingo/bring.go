@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 
 	"github.com/tmc/langchaingo/llms"
 	"github.com/tmc/langchaingo/schema"
@@ -17,8 +16,8 @@ import (
 )
 
 // Bring adds the messages of another history that are not there yet, for example one of LangChainGo's on SQLite, whose
-// Limit has to let it read all of them. It brings them all or none if they fit into a commit, and what follows goes on from
-// there. A history that has others than that one is left alone.
+// Limit has to let it read all of them. A Bring that was cut off goes on where it was. A history that has others than that
+// one is left alone.
 func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*adapter.Brought, error) {
 	out := &adapter.Brought{Found: 1}
 	for {
@@ -71,13 +70,15 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*a
 
 // bring adds messages to a session of that revision.
 func (h *History) bring(ctx context.Context, at head.Revision, messages []llms.ChatMessage) error {
-	for some := range slices.Chunk(messages, turnstone.MaxNodes/4) {
-		nodes := make([]turnstone.NewNode, len(some))
-		for i, m := range some {
-			var err error
-			if nodes[i], err = nodeOf(m); err != nil {
+	const most, bytes = 1000, 4 << 20
+	for len(messages) > 0 {
+		var nodes []turnstone.NewNode
+		for size := 0; len(messages) > 0 && len(nodes) < most && size < bytes; messages = messages[1:] {
+			n, err := nodeOf(messages[0])
+			if err != nil {
 				return err
 			}
+			nodes, size = append(nodes, n), size+len(n.Payload)
 		}
 		results, err := h.store.CommitAll(ctx, turnstone.SessionCommit{
 			Create: &turnstone.Request{ID: h.id, Metadata: head.Metadata{Group: group}},

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -52,19 +51,18 @@ type Memory struct {
 
 var _ memory.Service = (*Memory)(nil)
 
-// NewMemory returns a memory service on a store. A user has so many memories at most, or DefaultMemories for 0. The
+// NewMemory returns a memory service on a store. limit is how many memories a user has at most; 0 is DefaultMemories. The
 // options are those of the kit's service in memory; those of its limit, and of its workers and their queue, have no effect.
 // Close waits for memories that are extracted, and leaves the store open.
 func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Memory {
-	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: append(slices.Clone(o), inmemory.WithMemoryLimit(math.MaxInt))}
-	kit := m.kit()
-	m.tools = kit.Tools()
+	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: slices.Clone(o)}
+	m.tools = m.kit(m.limit).Tools()
 	return m
 }
 
-// kit returns a service in memory that does all that it is told at once.
-func (m *Memory) kit() *inmemory.MemoryService {
-	kit := inmemory.NewMemoryService(m.o...)
+// kit returns a service in memory with a limit, which does all that it is told at once.
+func (m *Memory) kit(limit int) *inmemory.MemoryService {
+	kit := inmemory.NewMemoryService(append(slices.Clone(m.o), inmemory.WithMemoryLimit(limit))...)
 	_ = kit.Close() // It stops the workers.
 	return kit
 }
@@ -79,10 +77,10 @@ type memories struct {
 
 // read reads the memories of a user.
 func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error) {
-	out := &memories{kit: m.kit(), changed: turnstone.NoRecord, stored: map[string][]byte{}}
+	out := &memories{changed: turnstone.NoRecord, stored: map[string][]byte{}}
 	h, err := m.store.Session(ctx, adapter.Join(memoryRoot, of.AppName, of.UserID))
 	if adapter.Gone(err) {
-		return out, nil
+		return out, out.load(ctx, of, m.kit(m.limit))
 	}
 	if err != nil {
 		return nil, err
@@ -105,12 +103,12 @@ func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error)
 		}
 	}
 	if adapter.Gone(err) { // Somebody has cleared them meanwhile.
-		return &memories{kit: m.kit(), changed: turnstone.NoRecord, stored: map[string][]byte{}}, nil
+		out, err = &memories{changed: turnstone.NoRecord, stored: map[string][]byte{}}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return out, out.load(ctx, of)
+	return out, out.load(ctx, of, m.kit(max(m.limit, len(out.stored)))) // The limit may have been another one.
 }
 
 // version returns the version of changedKey.
@@ -122,8 +120,9 @@ func version(ctx context.Context, h turnstone.Persistence) (turnstone.RecordVers
 	return r.Version, err
 }
 
-// load gives the kit what is stored.
-func (s *memories) load(ctx context.Context, of memory.UserKey) error {
+// load gives a kit what is stored.
+func (s *memories) load(ctx context.Context, of memory.UserKey, kit *inmemory.MemoryService) error {
+	s.kit = kit
 	entries := map[string]*memory.Entry{}
 	for id, value := range s.stored {
 		e := &memory.Entry{}

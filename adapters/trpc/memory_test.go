@@ -177,9 +177,10 @@ func TestTR11_ExtractedMemoriesAreStored(t *testing.T) {
 	}
 	tell("likes tea")
 	f := &finds{failing: true}
+	limit := 0
 	enqueue := func(store turnstone.Factory) {
 		t.Helper()
-		m := trpc.NewMemory(store, 0, inmemory.WithExtractor(f))
+		m := trpc.NewMemory(store, limit, inmemory.WithExtractor(f))
 		if err := m.EnqueueAutoMemoryJob(ctx, of); err != nil {
 			t.Fatal(err)
 		}
@@ -209,6 +210,14 @@ func TestTR11_ExtractedMemoriesAreStored(t *testing.T) {
 	}
 	if got := read(); !slices.Equal(got, []string{"likes tea", "takes trains"}) {
 		t.Errorf("%q", got)
+	}
+	limit = 4
+	for i := range 10 {
+		tell(fmt.Sprint("says ", i))
+	}
+	enqueue(st.Factory())
+	if got := read(); len(got) != 4 {
+		t.Errorf("%q with a limit of 4", got)
 	}
 }
 

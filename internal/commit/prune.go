@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -89,11 +90,15 @@ func (st *Lifecycle) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.Pru
 			return err
 		}
 	}
-	for about, err := range st.Abouts(ctx) {
+	abouts := st.Abouts(ctx)
+	if o.Group != "" {
+		abouts = st.grouped(ctx, o.Group)
+	}
+	for about, err := range abouts {
 		if err != nil {
 			return err
 		}
-		if !about.In(o.Group) || about.Retention == head.KeepAll || dry[about.Incarnation] {
+		if about.Retention == head.KeepAll || dry[about.Incarnation] {
 			continue
 		}
 		l := limit{revisions: cmp.Or(uint64(about.Retention), o.Revisions), dry: o.DryRun}
@@ -112,6 +117,27 @@ func (st *Lifecycle) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.Pru
 		}
 	}
 	return nil
+}
+
+// grouped yields the sessions of a group, and of the groups below it.
+func (st *Lifecycle) grouped(ctx context.Context, group string) iter.Seq2[*head.About, error] {
+	return func(yield func(*head.About, error) bool) {
+		for q := (session.ListQuery{Limit: 500, Group: group}); ; {
+			page, err := session.List(ctx, st.Store.Store, q)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range page.Items {
+				if !yield(page.Items[i].About, nil) {
+					return
+				}
+			}
+			if q.After = page.Next; q.After == "" {
+				return
+			}
+		}
+	}
 }
 
 // pruneIncarnation is prune for an incarnation. It does nothing if the session is deleted

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -249,6 +250,21 @@ def test_a_host_goes_over_without_a_pause(tmp_path: Path) -> None:
         assert len(list(saver.list(None))) > 4
 
 
+def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(3))
+        saver = MigratingSaver(client, old)
+        config = {"configurable": {"thread_id": "t/1 é"}}
+        assert saver.get_tuple(config)
+        time.sleep(3.1)
+        assert saver.get_tuple({"configurable": {"thread_id": "t/0 é"}})
+        assert saver.delete_idle(timedelta(seconds=2)) == ["t/1 é"]
+        other = MigratingSaver(client, old)
+        assert other.get_tuple(config) is None
+        langgraph(old, client)
+        assert {t.config["configurable"]["thread_id"] for t in other.list(None)} == {"t/0 é", "t/2 é"}
+
+
 def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def add(id: str, *texts: str) -> None:
         session = SQLiteSession(id, tmp_path / "db")
@@ -269,8 +285,16 @@ def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixtur
     with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
         assert [n.payload for n in client.session("a/b").load().nodes] == [f'{{"role": "user", "content": "{t}"}}'.encode() for t in ("one", "two é", "three")]
         client.session("c").commit([NewNode("user", b'{"role":"user","content":"ours"}')], expected="any")
+        assert agents(source, client).different == []  # A host goes on there.
+        with closing(sqlite3.connect(tmp_path / "db")) as more:
+            more.execute("INSERT INTO agent_messages (session_id, message_data) VALUES ('c', '{}')")
+            more.execute("INSERT INTO agent_sessions (session_id) VALUES ('bad')")
+            more.execute("INSERT INTO agent_messages (session_id, message_data) VALUES ('bad', '{')")
+            more.commit()
+        asyncio.run(add("d", "after a bad one", "x" * 5_000_000, "y" * 5_000_000))
         report = agents(source, client)
-        assert report.different == ["session 'c': its items are others"]
+        assert [d[:13] for d in report.different] == ["session 'bad'", "session 'c': "]
+        assert (report.found, report.brought) == (4, 3)
 
 
 async def speak(service: Any, app: str, user: str, id: str, r: random.Random, n: int) -> None:

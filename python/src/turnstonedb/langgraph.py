@@ -620,10 +620,13 @@ class _Steps:
             threads[thread] = threads.get(thread, True) and datetime.fromisoformat(i.updated[:19] + "+00:00") <= before
         gone = []
         for thread in [t for t, unused in threads.items() if unused]:
-            report = yield _calls.prune({}, _group(thread), 0, 0, idle.total_seconds(), 0, False)
-            if report.counts.get("deleted"):
+            yield from self._delete_if_idle(thread, idle)
+            if not (yield from self._namespaces(thread)):
                 gone.append(thread)
         return gone
+
+    def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
+        yield _calls.prune({}, _group(thread), 0, 0, idle.total_seconds(), 0, False)
 
     def _remove(self, id: str, cids: set[str]) -> Steps[None]:
         """Removes checkpoints of a namespace, with their writes."""
@@ -770,7 +773,8 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
         self._do(self._delete_thread(thread_id))
 
     def delete_idle(self, idle: timedelta) -> Sequence[str]:
-        """Deletes the threads that nobody has used for so long, in any of their namespaces, and returns them. One that is used meanwhile stays."""
+        """Deletes the threads of which no namespace was used for so long, and returns them. A namespace that is used in the very moment stays, and then its thread is not
+        returned."""
         return self._do(self._delete_idle(idle))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -827,7 +831,8 @@ class _Saver(_Steps, BaseCheckpointSaver[str]):
         await self._ado(self._delete_thread(thread_id))
 
     async def adelete_idle(self, idle: timedelta) -> Sequence[str]:
-        """Deletes the threads that nobody has used for so long, in any of their namespaces, and returns them. One that is used meanwhile stays."""
+        """Deletes the threads of which no namespace was used for so long, and returns them. A namespace that is used in the very moment stays, and then its thread is not
+        returned."""
         return await self._ado(self._delete_idle(idle))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:

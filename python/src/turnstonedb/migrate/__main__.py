@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from .._async import AsyncClient
 from .._sync import Client
@@ -21,6 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--namespace", default="")
     p.add_argument("--dry-run", action="store_true", help="change nothing, say what there is to do")
     a = p.parse_args(arguments)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as none:
+        if a.dry_run and not _served(a.store) and not Path(a.store).exists():
+            a.store = none + "/store"  # There is nothing yet, and a dry run makes nothing.
+        return _report(a)
+
+
+def _report(a: argparse.Namespace) -> int:
     report = asyncio.run(_adk(a)) if a.framework == "adk" else _run(a)
     verb = "to bring" if a.dry_run else "brought"
     what = {"langgraph": "checkpoints", "agents": "items", "adk": "events"}[a.framework]

@@ -12,17 +12,15 @@ from urllib.parse import quote
 
 from .. import adapter
 from .._async import AsyncClient
-from ..errors import ConflictError, NotFoundError
+from ..errors import ConflictError, InvalidError, NotFoundError
 from ..types import Commit, NewNode, RecordChange, Usage
-from ._report import NOTE, Report, sqlite
+from ._report import NOTE, Report, parts, sqlite
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
     from google.adk.sessions import BaseSessionService, Session
 
 _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
-_AT_ONCE = 200  # events of a commit
-_BYTES_AT_ONCE = 4 << 20  # of these
 
 
 async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[str], *, dry_run: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
@@ -31,7 +29,11 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
     for app in apps:
         shared: dict[str, dict[str, Any]] = {adapter.join("adk", app): {}}
         for s in (await source.list_sessions(app_name=app)).sessions:
-            changed, brought, different = await _session(source, client, s, dry_run)
+            try:
+                changed, brought, different = await _session(source, client, s, dry_run)
+            except (ValueError, InvalidError) as e:  # what the store refuses
+                report.add(different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
+                continue
             report.add(unchanged=not changed, brought=brought, different=different)
             of_app, of_user, _ = _states(s.state)
             shared[adapter.join("adk", app)].update(of_app)
@@ -83,7 +85,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
         goes_on = len(has) > len(want) or (handle is not None and not noted)  # A host has gone on there: the state is what it has made of it.
         try:
-            for some in _parts(new) or ([] if goes_on else [[]]):
+            for some in parts(new, lambda e: len(_text(e))) or ([] if goes_on else [[]]):
                 commit = Commit(
                     revision, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint={_STATE: _object(own), **late}, usage=_used(some)
                 )
@@ -107,19 +109,6 @@ def _text(event: Event) -> bytes:
     from ..adk import _deltas, payload_of
 
     return payload_of(event, _deltas(event.actions.state_delta if event.actions else {})[3])
-
-
-def _parts(events: list[Event]) -> list[list[Event]]:
-    out: list[list[Event]] = []
-    size = 0
-    for e in events:
-        n = len(_text(e))
-        if not out or len(out[-1]) == _AT_ONCE or size + n > _BYTES_AT_ONCE:
-            out.append([])
-            size = 0
-        out[-1].append(e)
-        size += n
-    return out
 
 
 def _used(events: Iterable[Event]) -> list[Usage]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -167,13 +168,14 @@ def migrating() -> Any:
     class MigratingSaver(TurnstoneSaver):
         """A TurnstoneSaver that brings a thread from another saver when it is first used: a host goes over without a pause.
 
-        Nobody may write to the old one any more. A thread that is deleted is not brought again. `migrate langgraph` brings the rest.
+        Nobody may write to the old one any more. A thread that is deleted by such a saver is not brought again; `turnstone prune --inactive` leaves no trace of what it
+        deletes. `migrate langgraph` brings the rest.
         """
 
-        def __init__(self, client: Client, old: BaseCheckpointSaver[Any]) -> None:
-            super().__init__(client, serde=old.serde)
+        def __init__(self, client: Client, old: BaseCheckpointSaver[Any], *, keep_last: int = 0) -> None:
+            super().__init__(client, serde=old.serde, keep_last=keep_last)
             self._old = old
-            self._plain = TurnstoneSaver(client, serde=old.serde)
+            self._plain = TurnstoneSaver(client, serde=old.serde, keep_last=keep_last)
             self._known: set[str] = set()
             self._bringing = threading.Lock()
 
@@ -193,6 +195,8 @@ def migrating() -> Any:
                                 _, different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST)
                                 if different:
                                     raise ValueError(different)
+                        if _is_gone(self._client, thread):  # Somebody has deleted it meanwhile.
+                            self._plain.delete_thread(thread)
                     self._known.add(thread)
 
         def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
@@ -215,10 +219,17 @@ def migrating() -> Any:
             self._bring(_thread_of(config))
             yield from super()._put_writes(config, writes, task_id, task_path)
 
-        def _delete_thread(self, thread: str) -> Steps[None]:
+        def _forget(self, thread: str) -> None:
             session, _ = self._client.create(_GONE, retention="all")
             session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))
+
+        def _delete_thread(self, thread: str) -> Steps[None]:
+            self._forget(thread)
             yield from super()._delete_thread(thread)
+
+        def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
+            self._forget(thread)
+            yield from super()._delete_if_idle(thread, idle)
 
         def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
             self._bring(*self._all())
