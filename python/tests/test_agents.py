@@ -1,4 +1,5 @@
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -37,6 +38,33 @@ def test_items_are_added_popped_and_cleared(store: str) -> None:
             assert await other.get_items() == []
             await other.add_items([item("new")])
             assert await s.get_items() == [item("new")]
+
+    asyncio.run(main())
+
+
+def test_a_session_that_others_clear_and_make_again_goes_on(store: str) -> None:
+    async def main() -> None:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as db:
+            s, other = TurnstoneSession("a/b", db, group="team"), TurnstoneSession("a/b", db, group="team")
+            odd: Any = [item("\ud800 é"), {"role": "é" * 100, "content": "x"}, item("secret")]
+            await s.add_items(odd)
+            info = await (await db.session("a/b")).info()
+            assert (info.group, info.revision) == ("team", 1)  # All items are one turn.
+            assert (await other.get_items(), await other.get_items(0)) == (odd, [])
+            assert await other.pop_item() == item("secret")
+            assert [json.loads(n.payload) async for n in (await db.session("a/b")).nodes(full=True)] == odd[:2]
+            for do, want in ((other.get_items, [item("new")]), (other.pop_item, item("new")), (other.clear_session, None)):
+                await other.get_items()
+                await s.clear_session()
+                await s.add_items([item("new")])
+                assert await do() == want
+            await other.add_items([item("old")])
+            await s.clear_session()
+            await other.add_items([item("last")])
+            assert await s.get_items() == [item("last")]
+            await s.clear_session()
+            await other.clear_session()
+            assert (await db.list()).sessions == ()
 
     asyncio.run(main())
 

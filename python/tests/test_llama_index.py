@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,8 @@ def test_a_memory_goes_on_in_another_process_and_what_is_deleted_is_gone(tmp_pat
 
         asyncio.run(many())
         assert sorted(str(m.content) for m in store.get_messages("user-1")) == sorted(["hello", "bye", *map(str, range(20))])
+        db.create("other", group="llama-index", custom={"key": "theirs"})
+        assert store.get_keys() == ["user-1"]
+        with ThreadPoolExecutor(8) as threads:  # Each message is returned to one of those who delete it.
+            popped = list(threads.map(store.delete_last_message, ["user-1"] * 22))
+        assert len({m.content for m in popped if m}) == 22
