@@ -102,3 +102,29 @@ async def test_histories_are_whole_and_apart(tmp_path: Path) -> None:
         texts = [m.text for m in await ours.get_messages(None)]
         assert len(texts) == 20
         assert all(texts[i].split()[0] == texts[i + 1].split()[0] for i in range(0, 20, 2))  # Each call is whole.
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_that_hosts_save_at_once_are_found_until_they_are_pruned(tmp_path: Path) -> None:
+    def at(id: str, time: str, n: int) -> WorkflowCheckpoint:
+        return WorkflowCheckpoint("w", "hash", id, timestamp=f"2026-11-28T{time}", state={"n": n})
+
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        hosts = [TurnstoneCheckpoints(db), TurnstoneCheckpoints(db)]
+        made = [at("é" * 300 + str(i), f"12:00:{i:02}+00:00", i) for i in range(16)]
+        await asyncio.gather(*(hosts[i % 2].save(c) for i, c in enumerate(made)))
+        assert [await hosts[0].load(c.checkpoint_id) for c in made] == made
+        await hosts[0].save(at("west", "11:00:00-08:00", 1))
+        await hosts[0].save(at("end", "13:00:00+00:00", 2))
+        latest = await hosts[1].get_latest(workflow_name="w")
+        assert latest and latest.checkpoint_id == "west"
+        await db.prune(revisions=1)
+        assert await hosts[0].list_checkpoint_ids(workflow_name="w") == ["end"]
+        latest = await hosts[1].get_latest(workflow_name="w")
+        assert latest and latest.checkpoint_id == "end"
+        with pytest.raises(WorkflowCheckpointException):
+            await hosts[0].load("west")
+        history = TurnstoneHistory(db)
+        for id in ("é" * 300, "é" * 301):
+            await history.save_messages(id, [Message(role="user", contents=[id])])
+        assert [m.text for m in await history.get_messages("é" * 300)] == ["é" * 300]

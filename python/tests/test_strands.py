@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ async def put(s: Any, r: random.Random) -> Any:
 async def update(s: Any, r: random.Random) -> Any:
     at = place(r)
     m = message(r)
+    m.created_at = str(r.random())  # That of the first one stays.
     m.redact_message = r.choice([None, {"role": "user", "content": [{"text": "redacted"}]}])
     s.update_message(*at, m)
 
@@ -113,9 +115,26 @@ def test_what_somebody_else_has_stored_is_no_message(tmp_path: Path) -> None:
     with Client.open(tmp_path / "s", idle=2) as db:
         repository = TurnstoneRepository(db)
         repository.create_session(Session("s", SessionType.AGENT))
-        repository.create_agent("s", SessionAgent("a", {}, {}))
+        repository.create_agent("s", SessionAgent("a", {"text": "\ud800"}, {}))
+        agent = repository.read_agent("s", "a")
+        assert agent and agent.state == {"text": "\ud800"}
         db.session("strands/s/a").commit([NewNode("note", b"theirs"), NewNode("note", b"theirs", "a key")], expected="any", turn="t")
         for n in (0, 1):
             repository.create_message("s", "a", SessionMessage({"role": "é" * 64, "content": []}, n))  # type: ignore[typeddict-item]
         repository.create_message("s", "a", SessionMessage({"role": "user", "content": []}, 1))  # in place of it
         assert [m.message["role"] for m in repository.list_messages("s", "a")] == ["é" * 64, "user"]
+
+
+def test_messages_that_threads_replace_at_once_are_one_node_each(tmp_path: Path) -> None:
+    with Client.open(tmp_path / "s", idle=2) as db:
+        repository = TurnstoneRepository(db)
+        repository.create_session(Session("s", SessionType.AGENT))
+        repository.create_agent("s", SessionAgent("a", {}, {}))
+        with ThreadPoolExecutor(8) as threads:
+            for done in [threads.submit(repository.create_message, "s", "a", SessionMessage({"role": "user", "content": []}, i % 2)) for i in range(32)]:
+                done.result()
+            assert sorted(n.key.partition("~")[0] for n in db.session("strands/s/a").load().nodes) == ["0", "1"]
+            for role in ("user", "assistant"):  # Messages of other numbers do not hold each other up.
+                for done in [threads.submit(repository.create_message, "s", "a", SessionMessage({"role": role, "content": []}, i)) for i in range(16)]:
+                    done.result()
+        assert [m.message["role"] for m in repository.list_messages("s", "a")] == ["assistant"] * 16
