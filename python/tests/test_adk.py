@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
-from turnstonedb import AsyncClient
+from turnstonedb import AsyncClient, RecordChange
 from turnstonedb.adk import StaleSessionError, TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
 from turnstonedb.errors import TurnConflictError
 from turnstonedb.testing import alike
@@ -293,3 +294,47 @@ async def test_an_artifact_belongs_to_a_session_or_a_user(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match="no session"):
             await artifacts.save_artifact(app_name="a", user_id="u", filename="f", artifact=types.Part(text="x"))
         assert await artifacts.save_artifact(app_name="a", user_id="u", filename="user:f", artifact=types.Part(text="x")) == 0
+
+
+@pytest.mark.asyncio
+async def test_versions_that_are_saved_at_once_have_numbers_of_their_own_and_all_of_them_are_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        services, of = [TurnstoneArtifacts(db), TurnstoneArtifacts(db)], {"app_name": "a", "user_id": "u", "filename": "f", "session_id": "s"}
+        saved = await asyncio.gather(*(services[i % 2].save_artifact(**of, artifact=types.Part(text=str(i))) for i in range(8)))
+        assert sorted(saved) == list(range(8))
+        handle = await db.session("adk-artifacts/a/u/s")
+        await handle.change_records(*(RecordChange.set(f"version/f/{i:016x}", b'{"node":"none"}') for i in range(205)))
+        await services[0].delete_artifact(**of)
+        assert (await handle.records()).records == ()
+        assert [n async for n in handle.nodes(full=True)] == []  # So a vacuum removes the contents.
+
+
+@pytest.mark.asyncio
+async def test_no_prune_deletes_artifacts_and_memory_and_their_session_does_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        artifacts, memory, of = TurnstoneArtifacts(db), TurnstoneMemory(db, most=300), {"app_name": "a", "user_id": "u"}
+        await artifacts.save_artifact(**of, filename="user:f", artifact=types.Part(text="x"))
+        events = [said("user", f"word {i}", 1.0 + i) for i in range(250)]
+        await asyncio.gather(*(memory.add_events_to_memory(**of, events=events, session_id="s") for _ in range(2)))
+        await memory.add_events_to_memory(**of, events=events[:1], session_id="fork")
+        await db.create("another")
+        await asyncio.sleep(1.1)
+        assert (await db.prune(inactive=1)).counts["deleted"] == ["another"]
+        await TurnstoneSessions(db).create_session(**of, session_id="s")
+        await artifacts.save_artifact(**of, filename="f", session_id="s", artifact=types.Part(text="x"))
+        await TurnstoneSessions(db).delete_session(**of, session_id="s")
+        assert await artifacts.list_artifact_keys(**of, session_id="s") == ["user:f"]
+        assert len((await memory.search_memory(**of, query="word")).memories) == 251
+
+
+@pytest.mark.asyncio
+async def test_events_of_a_clock_that_is_ahead_are_found_by_their_times(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        service, of = TurnstoneSessions(db), {"app_name": "a", "user_id": "u"}
+        session, ahead = await service.create_session(**of, session_id="s"), time.time() + 7200
+        for i in range(3):
+            await service.append_event(session, said("user", str(i), ahead + i))
+        found = await service.get_session(**of, session_id="s", config=GetSessionConfig(after_timestamp=ahead))
+        assert found and found.events == session.events
+        await db.create("adk/b/u/s", group="adk/a/u")  # by somebody else
+        assert [s.id for s in (await service.list_sessions(**of)).sessions] == ["s"]
