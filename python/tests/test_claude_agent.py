@@ -14,7 +14,7 @@ import pytest
 from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
-from turnstonedb import AsyncClient, claude_agent
+from turnstonedb import AsyncClient, NewNode, adapter, claude_agent
 from turnstonedb._async import AsyncSession
 from turnstonedb._server import command
 from turnstonedb.claude_agent import TurnstoneSessionStore
@@ -89,10 +89,12 @@ async def test_a_long_batch_that_failed_in_its_middle_is_stored_once(tmp_path: P
         return result
 
     monkeypatch.setattr(AsyncSession, "commit", failing)
+    monkeypatch.setattr(claude_agent, "_KNOWN", 1)
     async with opened(tmp_path) as db:
         store, k = TurnstoneSessionStore(db), key()
         with pytest.raises((UnavailableError, ConnectionResetError)):
             await store.append(k, entries)
+        await store.append(key(), entries[:1])  # A failed batch is remembered, however many transcripts there are.
         await store.append(k, entries)
         assert await store.load(k) == entries
         await store.append(k, entries[1:2])  # That is another batch.
@@ -235,3 +237,24 @@ async def test_long_after_an_import_a_line_that_is_equal_to_one_of_it_is_new(sto
                 m.setattr(claude_agent, "_BESIDE", 0.0 if later else 60.0)
                 await TurnstoneSessionStore(db).append(k, more)
             assert await TurnstoneSessionStore(db).load(k) == all
+
+
+@pytest.mark.asyncio
+async def test_sessions_of_a_project_are_its_own_and_are_listed_over_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "MAX_PAGE", 2)
+    async with opened(tmp_path) as db:
+        store, k = TurnstoneSessionStore(db), key()
+        other = key("-home-bob-trip", k["session_id"])
+        await store.append(k, [said("u1", None, "Ann's"), said("u1", None, "Ann's")])
+        await store.append(other, [said("u1", None, "Bob's")])
+        assert (await store.load(k), await store.load(other)) == ([said("u1", None, "Ann's")], [said("u1", None, "Bob's")])
+        for n in range(4):
+            await store.append(key(session=f"s{n}"), [said("u1", None, str(n))])
+        await asyncio.sleep(0.01)
+        await (await db.session(k["session_id"])).commit([NewNode("user", b"{}")], expected="any", turn="import")
+        listed = {s["session_id"]: s["mtime"] for s in await store.list_sessions(k["project_key"])}
+        summaries = {s["session_id"]: s["mtime"] for s in await store.list_session_summaries(k["project_key"])}
+        # The summary of a session into which an import has read more is older than the session.
+        assert summaries.pop(k["session_id"]) < listed.pop(k["session_id"])
+        assert summaries == listed
+        assert len(listed) == 4
