@@ -197,7 +197,7 @@ def test_the_latest_checkpoint_outlives_every_prune_of_the_store(store: str) -> 
             config = entry(cid, saver, config)
         saver.put_writes(config, [("large", "x" * 200_000)], "task")  # a commit after that of the checkpoint
         prune()
-        t = saver.get_tuple({"configurable": {"thread_id": 7}})
+        t = TurnstoneSaver(db).get_tuple({"configurable": {"thread_id": 7}})  # one that has not put it
         assert t is not None
         assert (t.checkpoint["id"], len(t.pending_writes or [])) == ("3", 1)
         assert ids(saver, 7) == ["3"]
