@@ -205,6 +205,7 @@ def test_the_latest_checkpoint_outlives_every_prune_of_the_store(store: str) -> 
         assert ids(saver, 7) == []
         # What was removed leaves the files with a vacuum.
         assert db.session("langgraph/7/").load().nodes == ()
+        assert db.session("langgraph/7/").records("w/").records == ()
         config = entry("4", saver, {"configurable": {"thread_id": 7, "checkpoint_ns": ""}})
         config = entry("5", saver, config)
         saver.delete_for_runs(["5"])
@@ -651,3 +652,15 @@ def test_many_writes_that_do_not_compress_are_stored(db: turnstonedb.Client) -> 
     t = saver.get_tuple(config)
     assert t
     assert [w[2] for w in t.pending_writes or []] == [w[1] for w in writes]
+
+
+def test_large_writes_of_another_host_and_ids_with_slashes_change_no_checkpoint(db: turnstonedb.Client) -> None:
+    one, other = TurnstoneSaver(db), TurnstoneSaver(db)
+    first = one.put(config_of("t"), checkpoint_of("1", {"x": "old"}, {"x": "1"}), {}, {"x": "1"})
+    other.put_writes(first, [("x", "y" * 200_000)], "task")
+    second = one.put(first, checkpoint_of("1/2", {"x": "new"}, {"x": "2"}), {}, {"x": "2"})
+    other.put_writes(second, [("x", "z")], "task")
+    for config, value, write in ((first, "old", "y" * 200_000), (second, "new", "z")):
+        t = TurnstoneSaver(db).get_tuple(config)
+        assert t
+        assert (t.checkpoint["channel_values"], t.pending_writes) == ({"x": value}, [("task", "x", write)])
