@@ -56,8 +56,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import private_postgres
 from serving import serving
 
-# Events of a session, and bytes of each. A store that writes a whole session for each event takes minutes for 3,000 of 36,000 bytes.
-CASES = [(30, 360), (3000, 360), (30, 36_000), (300, 36_000)]
+LONG = 3000  # events of 360 bytes in a long session
+LARGE = 300  # events of 36,000 bytes in one: 3,000 take more than two minutes
 LAST = 10  # events of a read of the last ones
 READS = 5  # of a session in a round, of which the median counts
 
@@ -354,15 +354,18 @@ class Framework(NamedTuple):
     against: str  # their store, with the durability that it has by default
     sides: Any
     on_postgres: str = ""  # their store on PostgreSQL
+    long: int = LONG
 
+
+WHOLE = 1000  # events of a long session where each append reads or writes the whole session: 3,000 take minutes in each round
 
 FRAMEWORKS = {
     "adk": Framework("ADK for Python", "`DatabaseSessionService` on SQLite, synced (rollback journal)", adk, "`DatabaseSessionService` on PostgreSQL"),
     "agents": Framework("Agents SDK", "`SQLiteSession`, synced (write-ahead log)", agents),
     "strands": Framework("Strands", "`FileSessionManager`, not synced", strands),
-    "llama-index": Framework("LlamaIndex", "`SimpleChatStore`, its file written after each message, not synced", llama_index),
-    "agent-framework": Framework("Agent Framework", "`FileHistoryProvider`, not synced", agent_framework),
-    "langgraph": Framework("LangGraph, a list that grows", "`SqliteSaver`, synced (write-ahead log)", langgraph, "`PostgresSaver`"),
+    "llama-index": Framework("LlamaIndex", "`SimpleChatStore`, its file written after each message, not synced", llama_index, long=WHOLE),
+    "agent-framework": Framework("Agent Framework", "`FileHistoryProvider`, which reads its file for each append, not synced", agent_framework, long=WHOLE),
+    "langgraph": Framework("LangGraph, a list that grows", "`SqliteSaver`, synced (write-ahead log)", langgraph, "`PostgresSaver`", WHOLE),
     "claude": Framework("Claude Agent SDK", "a file of lines, synced", claude),
 }
 
@@ -401,6 +404,11 @@ async def measured(side: Side, id: str, texts: list[str]) -> Figures:
     return Figures(appends, **reads)  # type: ignore[arg-type]
 
 
+def short(x: float) -> str:
+    """Returns a number with two digits that say something, or all before the point."""
+    return f"{x:,.0f}" if x >= 10 else f"{x:.2g}"
+
+
 async def compared(framework: Framework, events: int, size: int, rounds: int, postgres: bool) -> str:
     """Returns a row of the table."""
     figures: list[list[Figures]] = [[], []]
@@ -415,11 +423,11 @@ async def compared(framework: Framework, events: int, size: int, rounds: int, po
                 print(f"{framework.title}, {events} of {size} bytes: {a.appends:.0f} appends a second, Turnstone {b.appends:.0f}", file=sys.stderr)
         theirs, ours = (n / rounds / 1024 for n in place.sizes())
     ratios = [b.appends / a.appends for a, b in zip(*figures, strict=True)]
-    writes = f"{statistics.median(ratios):.2g} ({min(ratios):.2g} to {max(ratios):.2g})"
+    writes = f"{short(statistics.median(ratios))} ({short(min(ratios))} to {short(max(ratios))})"
 
     def milliseconds(of: str) -> str:
         theirs, ours = (statistics.median(getattr(f, of) for f in side) for side in figures)
-        return f"{ours:.2g} ms, not {theirs:.2g}"
+        return f"{short(ours)} ms, not {short(theirs)}"
 
     reads = milliseconds("read") + (f"; of the last {LAST} {milliseconds('last')}" if figures[0][0].last is not None else "")
     against = framework.on_postgres if postgres else framework.against
@@ -442,7 +450,8 @@ def main() -> None:
         if o.postgres and name == "adk" and not find_spec("asyncpg"):
             print("ADK is left out: asyncpg is not installed", file=sys.stderr)
             continue
-        for events, size in [(o.events or 30, o.bytes or 360)] if o.events or o.bytes else CASES:
+        cases = [(30, 360), (f.long, 360), (30, 36_000), (LARGE, 36_000)]
+        for events, size in [(o.events or 30, o.bytes or 360)] if o.events or o.bytes else cases:
             print(asyncio.run(compared(f, events, size, o.rounds, o.postgres)), flush=True)
 
 
