@@ -1,6 +1,6 @@
 """Compares adapters with the stores of their frameworks: sessions to which one event after the other is appended.
 
-python bench/adapters_side_by_side.py [--only NAME] [--events N --bytes N] [--rounds N] [--postgres]
+python bench/adapters_side_by_side.py [--only NAME] [--events N] [--bytes N] [--rounds N] [--postgres]
 
 It prints a table. Each round has a session on either side, and rounds alternate which side goes first: machines are noisy. A ratio is that of a round. Turnstone runs
 as a server of its own, and syncs each commit. The other side is durable as the framework sets it up, which the table says. Contents are random words: all stores
@@ -57,7 +57,7 @@ import private_postgres
 from serving import serving
 
 LONG = 3000  # events of 360 bytes in a long session
-LARGE = 300  # events of 36,000 bytes in one: 3,000 take more than two minutes
+LARGE = 300  # events of 36,000 bytes in one: some stores take more than two minutes for 3,000
 LAST = 10  # events of a read of the last ones
 READS = 5  # of a session in a round, of which the median counts
 
@@ -357,7 +357,7 @@ class Framework(NamedTuple):
     long: int = LONG
 
 
-WHOLE = 1000  # events of a long session where each append reads or writes the whole session: 3,000 take minutes in each round
+WHOLE = 1000  # events of a long session where an append reads or writes the whole: its cost grows with the square of their number
 
 FRAMEWORKS = {
     "adk": Framework("ADK for Python", "`DatabaseSessionService` on SQLite, synced (rollback journal)", adk, "`DatabaseSessionService` on PostgreSQL"),
@@ -437,8 +437,8 @@ async def compared(framework: Framework, events: int, size: int, rounds: int, po
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--only", choices=FRAMEWORKS, help="of the frameworks")
-    p.add_argument("--events", type=int, help="of a session, with --bytes")
-    p.add_argument("--bytes", type=int, help="of an event")
+    p.add_argument("--events", type=int, help="of a session: one case instead of all")
+    p.add_argument("--bytes", type=int, help="of an event: one case instead of all")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--postgres", action="store_true", help="compare on PostgreSQL: of LangGraph, and of ADK if asyncpg is installed")
     o = p.parse_args()
