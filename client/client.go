@@ -55,9 +55,10 @@ type Options struct {
 	// Dial, if set, makes the connections, and the address is not looked at: server.Server.Dial connects with a server in
 	// the same process.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Observer, if set, is told of each request, when it begins and when there is an answer, or none in Patience. A
-	// request that is made again is told once, an upload for each of its pieces, and a watch not at all. The names of operations are those of a store; those
-	// that a store does not observe have the name of the protocol. Items and Bytes of an outcome are 0.
+	// Observer, if set, is told when a request begins, and when it has its answer or was given up. A request that is made
+	// again is told of once. An upload is told of for each of its pieces, and a watch is not told of. Operations have the
+	// names that a store gives them; those that a store does not observe have the name of the protocol. Items and Bytes
+	// of an outcome are 0.
 	Observer turnstone.Observer
 	// Memory is the budget of what the client keeps in memory: the last large commits, from which the next are sent as
 	// differences. Default: the process's own.

@@ -51,7 +51,7 @@ type Memory struct {
 
 var _ memory.Service = (*Memory)(nil)
 
-// NewMemory returns a memory service on a store. limit is how many memories a user has at most; 0 is DefaultMemories. The
+// NewMemory returns a memory service on a store. A user has limit memories at most; 0 stands for DefaultMemories. The
 // options are those of the kit's service in memory; those of its limit, and of its workers and their queue, have no effect.
 // Close waits for memories that are extracted, and leaves the store open.
 func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Memory {
