@@ -551,6 +551,77 @@ test("a call that reads what others change meanwhile reads it again, and misses 
 	]);
 });
 
+/** Lets f happen right before the next request of a name. */
+function before({ requests }: Client, name: string, f: () => Promise<unknown>): void {
+	const one = requests.one;
+	requests.one = async (...args) => {
+		if (args[0] === name) {
+			requests.one = one;
+			await f();
+		}
+		return one.apply(requests, args);
+	};
+}
+
+test("a change never lands in another's thread, run, scores or resource that was made anew under the same id", { timeout: 60_000 }, async () => {
+	const store = newStore();
+	const db = await open(store);
+	const rival = await open(store);
+	const [ann, bob] = [await storeOf(db), await storeOf(rival)];
+	/** Ann makes something and changes it, and meanwhile Bob deletes it and makes it anew, at the same revision. */
+	const meet = async (session: string, make: (s: TurnstoneStore["stores"], of: string) => Promise<unknown>, change: () => Promise<unknown>) => {
+		await make(ann, "ann");
+		before(db, "commit-all", async () => {
+			await (await rival.session(session)).delete();
+			await make(bob, "bob");
+		});
+		await change().catch(() => {});
+	};
+	const saveThread = (s: TurnstoneStore["stores"], of: string) => s.memory.saveThread({ thread: thread("t", of, { metadata: { [of]: 1 } }) });
+	await meet("mastra/t", saveThread, () => ann.memory.updateThread({ id: "t", title: "new" }));
+	expect(await bob.memory.getThreadById({ threadId: "t" })).toMatchObject({ resourceId: "bob", metadata: { bob: 1 } });
+	expect((await bob.memory.getThreadById({ threadId: "t" }))?.metadata).toEqual({ bob: 1 });
+	expect((await bob.memory.listThreads({ filter: { resourceId: "ann" } })).total).toBe(0);
+
+	const persist = (s: TurnstoneStore["stores"], of: string) =>
+		s.workflows.persistWorkflowSnapshot({
+			workflowName: "w",
+			runId: "x",
+			resourceId: of,
+			snapshot: { ...snapshot("x", "running"), value: { [of]: "1" } },
+		});
+	await meet("mastra-workflows/w/x", persist, () =>
+		ann.workflows.updateWorkflowState({ workflowName: "w", runId: "x", opts: { status: "success" } as never }),
+	);
+	expect(await bob.workflows.loadWorkflowSnapshot({ workflowName: "w", runId: "x" })).toMatchObject({ value: { bob: "1" } });
+	expect(await bob.workflows.getWorkflowRunById({ runId: "x" })).toMatchObject({ resourceId: "bob" });
+
+	const setState = (s: TurnstoneStore["stores"], of: string) => s.threadState.setState({ threadId: "u", type: of, value: 1 });
+	await meet("mastra/u", setState, () => ann.threadState.setState({ threadId: "u", type: "more", value: 2 }));
+	expect(await bob.threadState.getState({ threadId: "u", type: "ann" })).toBeUndefined();
+	expect(await bob.threadState.getState({ threadId: "u", type: "bob" })).toBe(1);
+	expect(await bob.threadState.getState({ threadId: "u", type: "more" })).toBe(2);
+
+	const update = (s: TurnstoneStore["stores"], of: string) => s.memory.updateResource({ resourceId: "r", metadata: { [of]: 1 } });
+	await meet("mastra-resources/r", update, () => ann.memory.updateResource({ resourceId: "r", metadata: { more: 1 } }));
+	expect((await bob.memory.getResourceById({ resourceId: "r" }))?.metadata).toEqual({ bob: 1, more: 1 });
+
+	const observe = (s: TurnstoneStore["stores"], of: string) =>
+		s.memory.initializeObservationalMemory({ threadId: "v", resourceId: of, scope: "thread", config: {} });
+	await meet("mastra/v", observe, async () => {
+		const { id = "" } = (await ann.memory.getObservationalMemory("v", "ann")) ?? {};
+		await ann.memory.setPendingMessageTokens(id, 7);
+	});
+	expect(await bob.memory.getObservationalMemory("v", "bob")).toMatchObject({ resourceId: "bob", pendingMessageTokens: 0 });
+
+	const fields = { scorerId: "s", entityId: "e", runId: "y", score: 1, output: 1, scorer: {}, entity: {}, source: "LIVE" as const };
+	const saveScore = (s: TurnstoneStore["stores"], of: string) =>
+		s.scores.saveScore({ ...fields, id: "s", reason: of, createdAt: new Date(0) } as never);
+	await meet("mastra-scores/y", saveScore, () => ann.scores.prune({ scorers: { maxAge: "1d" } }));
+	expect((await (await rival.session("mastra-scores/y")).info()).revision).toBe(2);
+	expect((await (await rival.session("mastra-scores/y")).load()).nodes).toEqual([]);
+});
+
 test("a session that was renamed is no thread, run or score any more, and its names are free", async () => {
 	const db = await open();
 	const { memory, workflows, scores } = await storeOf(db);

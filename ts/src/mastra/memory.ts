@@ -22,12 +22,12 @@ import {
 	type ThreadSortDirection,
 	validateStorageMetadataFilter,
 } from "@mastra/core/storage";
-import { gone, listed, recorded, untilStands } from "../adapter.ts";
+import { gone, listed, recorded } from "../adapter.ts";
 import { Session } from "../client.ts";
 import type { StoredRecord } from "../types.ts";
 import { resourceGroup, resourcePart, resourceSession } from "./observations.ts";
 import { ResourceMemory } from "./resources.ts";
-import { chunks, each, grouped, keyOf, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
+import { chunks, each, grouped, keyOf, nodesOf, partsOf, pruned, remove, saidOf, untilCommitted } from "./stored.ts";
 import { group, groupOf, type Header, messageKey, messageOf, ofThread, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
 
 type Update = Parameters<ResourceMemory["updateMessages"]>[0]["messages"][number];
@@ -63,7 +63,7 @@ export class TurnstoneMemory extends ResourceMemory {
 	// Threads
 
 	async getThreadById({ threadId, resourceId }: { threadId: string; resourceId?: string }): Promise<StorageThreadType | null> {
-		const stored = (await standing(this.client, sessionOf(threadId), [threadPart])).parts.get(threadPart);
+		const stored = (await partsOf(this.client, sessionOf(threadId), [threadPart])).get(threadPart);
 		const thread = stored ? threadOf(stored) : null;
 		return resourceId === undefined || thread?.resourceId === resourceId ? thread : null;
 	}
@@ -308,7 +308,7 @@ export class TurnstoneMemory extends ResourceMemory {
 	 * threads meanwhile. Then it begins again.
 	 */
 	async #change<T>(messages: string[], threads: string[], f: (threads: Thread[]) => T): Promise<T> {
-		return untilStands(async () => {
+		return untilCommitted(async () => {
 			const found = await this.#standing(messages, threads);
 			const result = f(found);
 			const commits = found.flatMap((t) => t.commit() ?? []);
@@ -321,7 +321,7 @@ export class TurnstoneMemory extends ResourceMemory {
 
 	async #regroup(t: Thread): Promise<void> {
 		try {
-			await new Session(this.client, sessionOf(t.id)).saveMetadata({ group: groupOf(t.thread?.resourceId) });
+			await new Session(this.client, sessionOf(t.id), t.stands.incarnation).saveMetadata({ group: groupOf(t.thread?.resourceId) });
 		} catch (e) {
 			if (!gone(e)) throw e;
 		}
@@ -405,8 +405,8 @@ export class TurnstoneMemory extends ResourceMemory {
 		if (table === "mastra_threads") all = (await this.#threads()).map((t) => ({ id: t.id, createdAt: t.updatedAt }));
 		else if (table === "mastra_messages") all = saidOf<Header>(await recorded(this.client, keyOf("message")), ofThread);
 		else {
-			const stored = await each(await listed(this.client, { group: resourceGroup }), (i) => standing(this.client, i.id, [resourcePart]));
-			all = stored.flatMap((s) => (s.parts.get(resourcePart) as StorageResourceType | undefined) ?? []);
+			const stored = await each(await listed(this.client, { group: resourceGroup }), (i) => partsOf(this.client, i.id, [resourcePart]));
+			all = stored.flatMap((parts) => (parts.get(resourcePart) as StorageResourceType | undefined) ?? []);
 		}
 		return all.filter((x) => new Date(x.createdAt).getTime() < before).map((x) => x.id);
 	}

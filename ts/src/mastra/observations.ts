@@ -15,10 +15,10 @@ import {
 	type UpdateBufferedReflectionInput,
 	type UpdateObservationalMemoryConfigInput,
 } from "@mastra/core/storage";
-import { join, short, untilStands } from "../adapter.ts";
+import { join, short } from "../adapter.ts";
 import type { Client } from "../client.ts";
 import type { RecordChange } from "../types.ts";
-import { keyOf, newId, standing } from "./stored.ts";
+import { keyOf, newId, onto, standing, untilCommitted } from "./stored.ts";
 import { group, sessionOf } from "./thread.ts";
 
 /** The group of the sessions of resources. */
@@ -45,8 +45,8 @@ export abstract class ObservationalMemory extends MemoryStorage {
 
 	/** Calls f with a store in memory that has the records of a session, and commits what f changes. */
 	async #with<T>(session: string, f: (memory: InMemoryMemory) => Promise<T>): Promise<T> {
-		return untilStands(async () => {
-			const { revision, parts } = await standing(this.client, session, [observationsPart]);
+		return untilCommitted(async () => {
+			const { incarnation, revision, parts } = await standing(this.client, session, [observationsPart]);
 			const before = (parts.get(observationsPart) ?? []) as ObservationalMemoryRecord[];
 			const db = new InMemoryDB();
 			const [first] = before;
@@ -63,7 +63,9 @@ export abstract class ObservationalMemory extends MemoryStorage {
 				? { id: session, group: resourceGroup, retention: "all" as const }
 				: { id: session, group };
 			const part = after.length > 0 ? { checkpoint: { [observationsPart]: json } } : { drop: [observationsPart] };
-			await this.client.commitAll([{ create, expected: revision, turn: newId(), records: [...gone, ...found], ...part }]);
+			await this.client.commitAll([
+				{ ...onto(this.client, incarnation, create), expected: revision, turn: newId(), records: [...gone, ...found], ...part },
+			]);
 			return result;
 		});
 	}

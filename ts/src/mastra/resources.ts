@@ -1,22 +1,15 @@
 import type { StorageResourceType } from "@mastra/core/storage";
-import { untilStands } from "../adapter.ts";
 import { ObservationalMemory, resourceGroup, resourcePart, resourceSession } from "./observations.ts";
-import { newId, standing } from "./stored.ts";
+import { newId, onto, partsOf, type Standing, standing, untilCommitted } from "./stored.ts";
 
 /** Resources, with their working memory. Each is a part of the checkpoint of a session that no prune deletes. */
 export abstract class ResourceMemory extends ObservationalMemory {
-	async #resource(id: string): Promise<{ revision: number; resource: StorageResourceType | null }> {
-		const { revision, parts } = await standing(this.client, resourceSession(id), [resourcePart]);
-		const r = parts.get(resourcePart) as StorageResourceType | undefined;
-		return { revision, resource: r ? { ...r, createdAt: new Date(r.createdAt), updatedAt: new Date(r.updatedAt) } : null };
-	}
-
 	override async getResourceById({ resourceId }: { resourceId: string }): Promise<StorageResourceType | null> {
-		return (await this.#resource(resourceId)).resource;
+		return resourceOf((await partsOf(this.client, resourceSession(resourceId), [resourcePart])).get(resourcePart));
 	}
 
 	override async saveResource({ resource }: { resource: StorageResourceType }): Promise<StorageResourceType> {
-		await this.#saveResource(resource, "any");
+		await this.#saveResource(resource);
 		return resource;
 	}
 
@@ -29,8 +22,9 @@ export abstract class ResourceMemory extends ObservationalMemory {
 		workingMemory?: string;
 		metadata?: Record<string, unknown>;
 	}): Promise<StorageResourceType> {
-		return untilStands(async () => {
-			const { revision, resource } = await this.#resource(resourceId);
+		return untilCommitted(async () => {
+			const read = await standing(this.client, resourceSession(resourceId), [resourcePart]);
+			const resource = resourceOf(read.parts.get(resourcePart));
 			const now = new Date();
 			const updated: StorageResourceType = {
 				...(resource ?? { id: resourceId, createdAt: now }),
@@ -38,13 +32,21 @@ export abstract class ResourceMemory extends ObservationalMemory {
 				metadata: { ...resource?.metadata, ...metadata },
 				updatedAt: now,
 			};
-			await this.#saveResource(updated, revision);
+			await this.#saveResource(updated, read);
 			return updated;
 		});
 	}
 
-	async #saveResource(resource: StorageResourceType, expected: number | "any"): Promise<void> {
-		const create = { id: resourceSession(resource.id), group: resourceGroup, retention: "all" as const };
-		await this.client.commitAll([{ create, expected, turn: newId(), checkpoint: { [resourcePart]: JSON.stringify(resource) } }]);
+	/** Commits a resource, onto what was read of it if that is given. */
+	async #saveResource(resource: StorageResourceType, read?: Standing): Promise<void> {
+		const to = onto(this.client, read?.incarnation, { id: resourceSession(resource.id), group: resourceGroup, retention: "all" });
+		const checkpoint = { [resourcePart]: JSON.stringify(resource) };
+		await this.client.commitAll([{ ...to, expected: read?.revision ?? "any", turn: newId(), checkpoint }]);
 	}
+}
+
+/** Returns a resource that JSON has, with its times. */
+function resourceOf(stored: unknown): StorageResourceType | null {
+	const r = stored as StorageResourceType | undefined;
+	return r ? { ...r, createdAt: new Date(r.createdAt), updatedAt: new Date(r.updatedAt) } : null;
 }

@@ -14,10 +14,10 @@ import {
 	type StoragePagination,
 	type TableRetentionPolicy,
 } from "@mastra/core/storage";
-import { join, listed, recorded, short, untilStands } from "../adapter.ts";
+import { join, listed, recorded, short } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
 import type { RecordChange } from "../types.ts";
-import { each, grouped, keyOf, newId, nodesOf, pruned, remove, saidOf, standing } from "./stored.ts";
+import { each, grouped, keyOf, newId, nodesOf, onto, pruned, remove, saidOf, standing, untilCommitted } from "./stored.ts";
 
 const group = "mastra-scores";
 const sessionOf = (runId: string) => short(join(group, runId));
@@ -56,7 +56,7 @@ export class TurnstoneScores extends ScoresStorage {
 
 	async saveScore(score: SaveScorePayload & { createdAt?: Date }): Promise<{ score: ScoreRowData }> {
 		const id = score.id ?? randomUUID();
-		return untilStands(async () => {
+		return untilCommitted(async () => {
 			const [old] = score.id ? await this.#entries(scoreKey(id)) : [];
 			const now = new Date();
 			const saved: ScoreRowData = { ...score, id, createdAt: old ? new Date(old.createdAt) : new Date(score.createdAt ?? now), updatedAt: now };
@@ -68,7 +68,7 @@ export class TurnstoneScores extends ScoresStorage {
 			const own = commits.get(runId) as Removal;
 			own.nodes = [{ kind: "score", payload: JSON.stringify(saved), key: node }];
 			for (const key of keysOf(saved)) own.changes.set(key, { key, action: "set", value });
-			await this.#client.commitAll([...commits].map(([of, r]) => commitOf(of, r)));
+			await this.#client.commitAll([...commits].map(([of, r]) => commitOf(this.#client, of, r)));
 			return { score: saved };
 		});
 	}
@@ -79,7 +79,7 @@ export class TurnstoneScores extends ScoresStorage {
 		const all = new Set([...(runId === undefined ? [] : [runId]), ...runs.keys()]);
 		const out = await each(all, async (of): Promise<[string, Removal]> => {
 			const own = runs.get(of) ?? [];
-			const { revision, records } = await standing(
+			const { incarnation, revision, records } = await standing(
 				this.#client,
 				sessionOf(of),
 				[],
@@ -93,7 +93,7 @@ export class TurnstoneScores extends ScoresStorage {
 				there.map((e) => e.node),
 			);
 			const changes = new Map(there.flatMap(keysOf).map((key) => [key, { key, action: "delete" } as RecordChange]));
-			return [of, { revision, changes, tombstone: [...nodes.values()].map((n) => n.id) }];
+			return [of, { incarnation, revision, changes, tombstone: [...nodes.values()].map((n) => n.id) }];
 		});
 		return new Map(out);
 	}
@@ -168,7 +168,7 @@ export class TurnstoneScores extends ScoresStorage {
 		const older = async (_: string, before: number) => (await this.#entries(keyOf("score"))).filter((e) => Date.parse(e.createdAt) < before);
 		return pruned("scores", TurnstoneScores.retentionTables, [policies, options], older, async (_, entries) => {
 			for (const e of entries) {
-				await untilStands(async () => this.#client.commitAll([...(await this.#without([e]))].map(([of, r]) => commitOf(of, r))));
+				await untilCommitted(async () => this.#client.commitAll([...(await this.#without([e]))].map(([of, r]) => commitOf(this.#client, of, r))));
 			}
 		});
 	}
@@ -176,15 +176,16 @@ export class TurnstoneScores extends ScoresStorage {
 
 /** What a commit to the session of a run does. */
 interface Removal {
+	incarnation: string | undefined;
 	revision: number;
 	changes: Map<string, RecordChange>;
 	tombstone: string[];
 	nodes?: { kind: string; payload: string; key: string }[];
 }
 
-function commitOf(runId: string, { revision, changes, tombstone, nodes = [] }: Removal): SessionCommit {
-	const create = { id: sessionOf(runId), group };
-	return { create, expected: revision, turn: newId(), nodes, tombstone, records: [...changes.values()] };
+function commitOf(client: Client, runId: string, { incarnation, revision, changes, tombstone, nodes = [] }: Removal): SessionCommit {
+	const to = onto(client, incarnation, { id: sessionOf(runId), group });
+	return { ...to, expected: revision, turn: newId(), nodes, tombstone, records: [...changes.values()] };
 }
 
 /** Returns the keys of the records that list a score. */

@@ -10,9 +10,9 @@ import {
 	retentionCutoffMs,
 	type TableRetentionPolicy,
 } from "@mastra/core/storage";
-import { gone, join, short } from "../adapter.ts";
+import { gone, join, outcomeUnknown, short, untilStands } from "../adapter.ts";
 import { type Client, Session } from "../client.ts";
-import type { Node, StoredRecord } from "../types.ts";
+import type { Create, Node, StoredRecord } from "../types.ts";
 
 /** Bytes of a name within the key of a record. A key has three names at most. */
 const maxName = 150;
@@ -31,22 +31,64 @@ export function newId(): string {
 
 /** A session as it stands: parts of its checkpoint, and records. All are of one moment, and empty if there is no session. */
 export interface Standing {
+	/** Which session of the id it is, or undefined if there is none. */
+	incarnation: string | undefined;
 	revision: number;
 	parts: Map<string, unknown>;
 	records: Map<string, StoredRecord>;
 }
 
+/** Returns a session as it stands, for who changes it by what it reads: the commit is to go `onto` this. */
 export async function standing(client: Client, id: string, parts: string[], records: string[] = []): Promise<Standing> {
+	for (;;) {
+		let session: Session;
+		try {
+			session = await client.session(id);
+		} catch (e) {
+			if (gone(e)) return { incarnation: undefined, revision: 0, parts: new Map(), records: new Map() };
+			throw e;
+		}
+		try {
+			const s = await session.load({ last: 1, parts, records });
+			return {
+				incarnation: session.target.incarnation,
+				revision: s.revision,
+				parts: parsed(s.contents),
+				records: new Map([...s.records].filter(([, r]) => r.version !== "none")),
+			};
+		} catch (e) {
+			if (!gone(e)) throw e; // Otherwise it has left since, and another one may have come.
+		}
+	}
+}
+
+/** Returns parts of a session's checkpoint, for who only reads them. There are none if there is no session. */
+export async function partsOf(client: Client, id: string, parts: string[]): Promise<Map<string, unknown>> {
 	try {
-		const s = await new Session(client, id).load({ last: 1, parts, records });
-		return {
-			revision: s.revision,
-			parts: new Map([...s.contents].map(([name, content]) => [name, JSON.parse(content.toString())])),
-			records: new Map([...s.records].filter(([, r]) => r.version !== "none")),
-		};
+		return parsed((await new Session(client, id).load({ last: 1, parts })).contents);
 	} catch (e) {
-		if (gone(e)) return { revision: 0, parts: new Map(), records: new Map() };
+		if (gone(e)) return new Map();
 		throw e;
+	}
+}
+
+function parsed(contents: Map<string, Buffer>): Map<string, unknown> {
+	return new Map([...contents].map(([name, content]) => [name, JSON.parse(content.toString())]));
+}
+
+/** Returns where a commit goes: to the session that was read and to no other one of its id, or to a new one if there was none. */
+export function onto(client: Client, incarnation: string | undefined, create: Create & { id: string }) {
+	return incarnation === undefined ? { create } : { session: new Session(client, create.id, incarnation) };
+}
+
+/** Is `untilStands`, and begins again as well if a session that f has read has left before f commits to it. */
+export async function untilCommitted<T>(f: () => Promise<T>): Promise<T> {
+	for (;;) {
+		try {
+			return await untilStands(f);
+		} catch (e) {
+			if (!gone(e) || outcomeUnknown(e)) throw e;
+		}
 	}
 }
 

@@ -5,9 +5,9 @@ import {
 	type TableRetentionPolicy,
 	ThreadStateStorage,
 } from "@mastra/core/storage";
-import { recorded, untilStands } from "../adapter.ts";
+import { recorded } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, pruned, saidOf, standing } from "./stored.ts";
+import { each, keyOf, newId, onto, pruned, type Standing, saidOf, standing, untilCommitted } from "./stored.ts";
 import { group, ofThread, sessionOf } from "./thread.ts";
 
 const statePart = "state";
@@ -56,18 +56,18 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 		return saidOf<{ thread: string }>(await recorded(this.#client, keyOf("state")), ofThread).map((s) => s.thread);
 	}
 
-	async #values(threadId: string): Promise<{ revision: number; values: Map<string, Values[string]> }> {
-		const { revision, parts } = await standing(this.#client, sessionOf(threadId), [statePart]);
-		return { revision, values: new Map(Object.entries((parts.get(statePart) as Values | undefined) ?? {})) };
+	async #values(threadId: string): Promise<Pick<Standing, "incarnation" | "revision"> & { values: Map<string, Values[string]> }> {
+		const { incarnation, revision, parts } = await standing(this.#client, sessionOf(threadId), [statePart]);
+		return { incarnation, revision, values: new Map(Object.entries((parts.get(statePart) as Values | undefined) ?? {})) };
 	}
 
 	/** Commits what f changes of the values of a thread, unless somebody else has committed meanwhile. Nothing is committed if f returns false. */
 	async #change(threadId: string, f: (values: Map<string, Values[string]>) => boolean): Promise<void> {
-		await untilStands(async () => {
-			const { revision, values } = await this.#values(threadId);
+		await untilCommitted(async () => {
+			const { incarnation, revision, values } = await this.#values(threadId);
 			if (!f(values)) return;
 			const key = keyOf("state", threadId);
-			const create = { id: sessionOf(threadId), group };
+			const to = onto(this.#client, incarnation, { id: sessionOf(threadId), group });
 			const now =
 				values.size > 0
 					? {
@@ -75,7 +75,7 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 							records: [{ key, action: "set" as const, value: JSON.stringify({ thread: threadId }) }],
 						}
 					: { drop: [statePart], records: [{ key, action: "delete" as const }] };
-			await this.#client.commitAll([{ create, expected: revision, turn: newId(), ...now }]);
+			await this.#client.commitAll([{ ...to, expected: revision, turn: newId(), ...now }]);
 		});
 	}
 

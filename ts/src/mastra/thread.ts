@@ -2,7 +2,7 @@ import type { MastraDBMessage, StorageThreadType } from "@mastra/core/memory";
 import { join, short } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
 import type { NewNode, Node, RecordChange } from "../types.ts";
-import { keyOf, newId, nodesOf, saidOf, standing } from "./stored.ts";
+import { keyOf, newId, nodesOf, onto, type Standing, saidOf, standing } from "./stored.ts";
 
 /** The group of all threads, which has one for each resource. */
 export const group = "mastra";
@@ -52,7 +52,7 @@ export function messageOf(h: Header, n: Node): MastraDBMessage {
 	};
 }
 
-/** A thread as it stands, and a commit that changes it. The commit is refused if somebody else has changed the thread meanwhile. */
+/** A thread as it stands, and a commit that changes it. The commit is refused if somebody else has changed or replaced the thread meanwhile. */
 export class Thread {
 	readonly id: string;
 	/** Those of the messages that were asked for. */
@@ -61,15 +61,19 @@ export class Thread {
 	thread: StorageThreadType | undefined;
 	/** Whether the session is to go to another group. */
 	regroups = false;
-	readonly #revision: number;
+	/** Which session it was, and its revision. */
+	readonly stands: Pick<Standing, "incarnation" | "revision">;
+	readonly #client: Client;
 	readonly #nodes: NewNode[] = [];
 	readonly #tombstones = new Set<string>();
 	readonly #records = new Map<string, RecordChange>();
 	#changed = false;
 
-	private constructor(id: string, revision: number, thread: unknown, messages: Map<string, { header: Header; node: Node | undefined }>) {
+	private constructor(client: Client, id: string, stands: Standing, messages: Thread["messages"]) {
+		const thread = stands.parts.get(threadPart);
 		this.id = id;
-		this.#revision = revision;
+		this.#client = client;
+		this.stands = stands;
 		this.thread = thread ? threadOf(thread) : undefined;
 		this.messages = messages;
 	}
@@ -83,14 +87,14 @@ export class Thread {
 			sessionOf(id),
 			headers.map((h) => h.node),
 		);
-		return new Thread(id, s.revision, s.parts.get(threadPart), new Map(headers.map((h) => [h.id, { header: h, node: nodes.get(h.node) }])));
+		return new Thread(client, id, s, new Map(headers.map((h) => [h.id, { header: h, node: nodes.get(h.node) }])));
 	}
 
 	/** Saves the thread without its messages. */
 	set(thread: StorageThreadType): void {
 		if (this.thread && listKey(this.thread) !== listKey(thread))
 			this.#records.set(listKey(this.thread), { key: listKey(this.thread), action: "delete" });
-		this.regroups ||= this.#revision > 0 && this.thread?.resourceId !== thread.resourceId;
+		this.regroups ||= this.stands.revision > 0 && this.thread?.resourceId !== thread.resourceId;
 		this.thread = thread;
 		this.#changed = true;
 	}
@@ -112,7 +116,7 @@ export class Thread {
 			node: same ? old.header.node : newId(),
 			createdAt: new Date(message.createdAt ?? Date.now()).toISOString(),
 			...(message.resourceId ? { resource: message.resourceId } : {}),
-			order: old?.header.order ?? [this.#revision + 1, this.#records.size],
+			order: old?.header.order ?? [this.stands.revision + 1, this.#records.size],
 		};
 		if (!same) {
 			this.#nodes.push({ kind: role, payload, key: header.node });
@@ -146,8 +150,8 @@ export class Thread {
 			this.#records.set(listKey(this.thread), { key: listKey(this.thread), action: "set", value: listed });
 		}
 		return {
-			create: { id: sessionOf(this.id), group: groupOf(this.thread?.resourceId) },
-			expected: this.#revision,
+			...onto(this.#client, this.stands.incarnation, { id: sessionOf(this.id), group: groupOf(this.thread?.resourceId) }),
+			expected: this.stands.revision,
 			turn: newId(),
 			nodes: this.#nodes,
 			tombstone: [...this.#tombstones],

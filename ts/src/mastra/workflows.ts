@@ -15,9 +15,9 @@ import {
 	WorkflowsStorage,
 } from "@mastra/core/storage";
 import type { WorkflowRunState } from "@mastra/core/workflows";
-import { join, listed, recorded, short, untilStands } from "../adapter.ts";
+import { join, listed, recorded, short } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, pruned, remove, saidOf, standing } from "./stored.ts";
+import { each, keyOf, newId, onto, partsOf, pruned, remove, saidOf, standing, untilCommitted } from "./stored.ts";
 
 const group = "mastra-workflows";
 const runPart = "run";
@@ -116,8 +116,8 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 			snapshot: WorkflowRunState | undefined,
 		) => { run: Omit<Run, "workflowName" | "runId">; snapshot: WorkflowRunState; result: T } | undefined,
 	): Promise<T | undefined> {
-		return untilStands(async () => {
-			const { revision, parts } = await standing(this.#client, sessionOf(of), [runPart, snapshotPart]);
+		return untilCommitted(async () => {
+			const { incarnation, revision, parts } = await standing(this.#client, sessionOf(of), [runPart, snapshotPart]);
 			const made = f(parts.get(runPart) as Run | undefined, parts.get(snapshotPart) as WorkflowRunState | undefined);
 			if (!made) return undefined;
 			const { workflowName, runId } = of;
@@ -125,7 +125,7 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 			const run = JSON.stringify({ ...made.run, workflowName, runId, status: made.snapshot.status, threadId });
 			await this.#client.commitAll([
 				{
-					create: { id: sessionOf(of), group: short(join(group, ...(workflowName ? [workflowName] : []))) },
+					...onto(this.#client, incarnation, { id: sessionOf(of), group: short(join(group, ...(workflowName ? [workflowName] : []))) }),
 					expected: revision,
 					turn: newId(),
 					checkpoint: { [runPart]: run, [snapshotPart]: JSON.stringify(made.snapshot) },
@@ -140,7 +140,7 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 	}
 
 	async loadWorkflowSnapshot(of: { workflowName: string; runId: string }): Promise<WorkflowRunState | null> {
-		return ((await standing(this.#client, sessionOf(of), [snapshotPart])).parts.get(snapshotPart) as WorkflowRunState | undefined) ?? null;
+		return ((await partsOf(this.#client, sessionOf(of), [snapshotPart])).get(snapshotPart) as WorkflowRunState | undefined) ?? null;
 	}
 
 	async listWorkflowRuns(args: StorageListWorkflowRunsInput = {}): Promise<WorkflowRuns> {
@@ -175,7 +175,7 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 	}
 
 	async #run(of: { workflowName: string; runId: string }): Promise<WorkflowRun | null> {
-		const { parts } = await standing(this.#client, sessionOf(of), [runPart, snapshotPart]);
+		const parts = await partsOf(this.#client, sessionOf(of), [runPart, snapshotPart]);
 		const run = parts.get(runPart) as Run | undefined;
 		if (!run) return null;
 		const { workflowName, runId, resourceId } = run;
