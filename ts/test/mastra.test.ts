@@ -797,6 +797,61 @@ test("Mastra's retention deletes what is older, of each domain, and no more than
 	expect(await threadState.getState({ threadId: "of b", type: "task" })).toBeUndefined();
 });
 
+test("Mastra's retention looks at each thing again before it deletes it, and leaves what was used or made anew meanwhile", async () => {
+	const store = newStore();
+	const db = await open(store);
+	const { memory, workflows, scores, threadState } = await storeOf(db);
+	const other = await storeOf(await open(store));
+	const old = new Date(0);
+	const maxAge = "1d" as const;
+	for (const id of ["a", "b", "c"]) {
+		await memory.saveThread({ thread: thread(id, "r", { createdAt: old, updatedAt: old }) });
+		await memory.saveResource({ resource: { id, createdAt: old, updatedAt: old } });
+		await workflows.persistWorkflowSnapshot({ workflowName: "w", runId: id, snapshot: snapshot(id, "suspended"), updatedAt: old });
+	}
+	/** Calls f after the list was made, before the first deletion or change. */
+	const prune = async (f: () => Promise<unknown>, call: () => Promise<{ deleted: number; done: boolean }[]>) => {
+		meanwhile(db, f);
+		const [found] = await call();
+		return [found?.deleted, found?.done];
+	};
+	const anew = async () => {
+		await other.memory.saveMessages({ messages: [message("mb", "b", { createdAt: new Date() })] });
+		await other.memory.deleteThread({ threadId: "c" });
+		await other.memory.saveThread({ thread: thread("c", "bob", { updatedAt: new Date() }) });
+	};
+	expect(await prune(anew, () => memory.prune({ threads: { maxAge } }, { maxBatches: 9 }))).toEqual([1, true]);
+	expect((await memory.listThreads({})).threads.map((t) => [t.id, t.resourceId]).sort()).toEqual([
+		["b", "r"],
+		["c", "bob"],
+	]);
+	expect((await memory.listMessages({ threadId: "b" })).total).toBe(1);
+
+	const resume = () => other.workflows.updateWorkflowState({ workflowName: "w", runId: "b", opts: { status: "running" } });
+	expect(await prune(resume, () => workflows.prune({ workflowSnapshot: { maxAge, batchSize: 1 } }))).toEqual([2, true]);
+	expect((await workflows.listWorkflowRuns()).runs.map((r) => r.runId)).toEqual(["b"]);
+
+	await memory.saveMessages({ messages: ["mx", "my"].map((id) => message(id, "b", { createdAt: old })) });
+	const resave = () => other.memory.saveMessages({ messages: [message("my", "b", { createdAt: new Date() })] });
+	expect(await prune(resave, () => memory.prune({ messages: { maxAge } }))).toEqual([1, true]);
+	expect((await memory.listMessages({ threadId: "b" })).messages.map((m) => m.id)).toContain("my");
+
+	const fields = { scorerId: "s", entityId: "e", runId: "y", score: 1, output: 1, scorer: {}, entity: {}, source: "LIVE" as const };
+	for (const id of ["s", "t"]) await scores.saveScore({ ...fields, id, createdAt: old } as never);
+	const rescore = async () => {
+		await other.scores.dangerouslyClearAll();
+		await other.scores.saveScore({ ...fields, id: "s", createdAt: new Date() } as never);
+	};
+	expect(await prune(rescore, () => scores.prune({ scorers: { maxAge } }))).toEqual([0, true]);
+	expect((await scores.getScoreById({ id: "s" }))?.id).toBe("s");
+
+	await threadState.setState({ threadId: "b", type: "task", value: 1 });
+	await new Promise((done) => setTimeout(done, 60));
+	before(db, "commit-all", () => other.threadState.setState({ threadId: "b", type: "task", value: 2 }));
+	expect((await threadState.prune({ threadState: { maxAge: 50 } }))[0]).toMatchObject({ deleted: 0, done: true });
+	expect(await threadState.getState({ threadId: "b", type: "task" })).toBe(2);
+});
+
 test("a store is one of several domains of another storage, and clearing one domain leaves the others", async () => {
 	const client = await open();
 	const ours = new TurnstoneStore({ client });

@@ -27,7 +27,7 @@ import { Session } from "../client.ts";
 import type { StoredRecord } from "../types.ts";
 import { resourceGroup, resourcePart, resourceSession } from "./observations.ts";
 import { ResourceMemory } from "./resources.ts";
-import { chunks, each, grouped, keyOf, nodesOf, partsOf, pruned, remove, saidOf, untilCommitted } from "./stored.ts";
+import { chunks, each, grouped, keyOf, nodesOf, partsOf, pruned, remove, removeIf, saidOf, sum, untilCommitted } from "./stored.ts";
 import { group, groupOf, type Header, messageKey, messageOf, ofThread, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
 
 type Update = Parameters<ResourceMemory["updateMessages"]>[0]["messages"][number];
@@ -293,14 +293,23 @@ export class TurnstoneMemory extends ResourceMemory {
 	}
 
 	override async deleteMessages(messageIds: string[]): Promise<void> {
+		await this.#deleteMessages(messageIds, () => true);
+	}
+
+	/** Deletes those of some messages of which f says so, and returns how many these are. */
+	async #deleteMessages(messageIds: string[], f: (h: Header) => boolean): Promise<number> {
+		let deleted = 0;
 		for (const ids of chunks([...new Set(messageIds)], maxChanged)) {
-			await this.#change(ids, [], (threads) => {
-				for (const t of threads) {
-					for (const id of ids) t.drop(id);
-					t.touch();
+			deleted += await this.#change(ids, [], (threads) => {
+				const chosen = threads.map((t) => [...t.messages.values()].filter(({ header }) => f(header)));
+				for (const [i, t] of threads.entries()) {
+					for (const { header } of chosen[i] ?? []) t.drop(header.id);
+					if (chosen[i]?.length) t.touch();
 				}
+				return chosen.flat().length;
 			});
 		}
+		return deleted;
 	}
 
 	/**
@@ -392,9 +401,12 @@ export class TurnstoneMemory extends ResourceMemory {
 			TurnstoneMemory.retentionTables,
 			[policies, options],
 			(table, before) => this.#older(table, before),
-			async (table, ids) => {
-				if (table === "mastra_messages") await this.deleteMessages(ids);
-				else await each(ids, (id) => remove(this.client, table === "mastra_threads" ? sessionOf(id) : resourceSession(id)));
+			async (table, ids, before) => {
+				const isOld = (at: string | Date) => new Date(at).getTime() < before;
+				if (table === "mastra_messages") return this.#deleteMessages(ids, (h) => isOld(h.createdAt));
+				const [session, part, field] =
+					table === "mastra_threads" ? ([sessionOf, threadPart, "updatedAt"] as const) : ([resourceSession, resourcePart, "createdAt"] as const);
+				return sum(await each(ids, (id) => removeIf(this.client, session(id), part, (x) => isOld((x as StorageResourceType)[field]))));
 			},
 		);
 	}

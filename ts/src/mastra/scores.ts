@@ -73,8 +73,8 @@ export class TurnstoneScores extends ScoresStorage {
 		});
 	}
 
-	/** Returns what removes scores, by their runs, and begins a commit to another run. */
-	async #without(entries: Entry[], runId?: string): Promise<Map<string, Removal>> {
+	/** Returns what removes scores, by their runs, as far as they are from before a time, and begins a commit to another run. */
+	async #without(entries: Entry[], runId?: string, before = Number.POSITIVE_INFINITY): Promise<Map<string, Removal>> {
 		const runs = grouped(entries, (e) => e.runId);
 		const all = new Set([...(runId === undefined ? [] : [runId]), ...runs.keys()]);
 		const out = await each(all, async (of): Promise<[string, Removal]> => {
@@ -86,7 +86,7 @@ export class TurnstoneScores extends ScoresStorage {
 				own.map((e) => scoreKey(e.id)),
 			);
 			// What stands now, in place of what was found.
-			const there = saidOf<Entry>([...records.values()], ofEntry);
+			const there = saidOf<Entry>([...records.values()], ofEntry).filter((e) => !(Date.parse(e.createdAt) >= before));
 			const nodes = await nodesOf(
 				this.#client,
 				sessionOf(of),
@@ -166,10 +166,16 @@ export class TurnstoneScores extends ScoresStorage {
 	/** Deletes scores that are older than the policy says. */
 	override async prune(policies: Record<string, TableRetentionPolicy>, options?: PruneOptions): Promise<PruneResult[]> {
 		const older = async (_: string, before: number) => (await this.#entries(keyOf("score"))).filter((e) => Date.parse(e.createdAt) < before);
-		return pruned("scores", TurnstoneScores.retentionTables, [policies, options], older, async (_, entries) => {
+		return pruned("scores", TurnstoneScores.retentionTables, [policies, options], older, async (_, entries, before) => {
+			let deleted = 0;
 			for (const e of entries) {
-				await untilCommitted(async () => this.#client.commitAll([...(await this.#without([e]))].map(([of, r]) => commitOf(this.#client, of, r))));
+				deleted += await untilCommitted(async () => {
+					const removals = [...(await this.#without([e], undefined, before))].filter(([, r]) => r.changes.size > 0);
+					if (removals.length > 0) await this.#client.commitAll(removals.map(([of, r]) => commitOf(this.#client, of, r)));
+					return removals.length;
+				});
 			}
+			return deleted;
 		});
 	}
 }

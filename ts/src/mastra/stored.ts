@@ -138,13 +138,36 @@ export function grouped<T>(items: Iterable<T>, by: (item: T) => string): Map<str
 	return out;
 }
 
-/** Deletes what is older than the policies of a domain say: what `older` finds in a table from before a time, in the batches that Mastra wants. */
+/**
+ * Deletes a session if f says so of a part of its checkpoint, as it stands right before that, and never another one of its id. Returns how many it has
+ * deleted.
+ */
+export async function removeIf(client: Client, id: string, part: string, f: (content: unknown) => boolean): Promise<number> {
+	const { incarnation, parts } = await standing(client, id, [part]);
+	if (incarnation === undefined || !parts.has(part) || !f(parts.get(part))) return 0;
+	try {
+		await new Session(client, id, incarnation).delete();
+		return 1;
+	} catch (e) {
+		if (gone(e)) return 0;
+		throw e;
+	}
+}
+
+export function sum(numbers: number[]): number {
+	return numbers.reduce((a, b) => a + b, 0);
+}
+
+/**
+ * Deletes what is older than the policies of a domain say, in the batches that Mastra wants. `older` finds it in a table, from before a time. `removeAll` gets
+ * it later, looks at each thing again, leaves what is not so old any more, and returns how many it has deleted.
+ */
 export function pruned<T>(
 	domain: string,
 	descriptor: RetentionTablesDescriptor,
 	[policies, options]: [Record<string, TableRetentionPolicy>, PruneOptions | undefined],
 	older: (table: string, before: number) => Promise<T[]>,
-	removeAll: (table: string, items: T[]) => Promise<unknown>,
+	removeAll: (table: string, items: T[], before: number) => Promise<number>,
 ): Promise<PruneResult[]> {
 	const left = new Map<string, T[]>();
 	return executeRetentionPrune<string, number>({
@@ -155,9 +178,9 @@ export function pruned<T>(
 		deleteBatch: async ({ table }, before, limit) => {
 			const items = left.get(table) ?? (await older(table, before));
 			left.set(table, items);
-			const some = items.splice(0, limit);
-			await removeAll(table, some);
-			return some.length;
+			let deleted = 0;
+			while (deleted < limit && items.length > 0) deleted += await removeAll(table, items.splice(0, limit - deleted), before);
+			return deleted;
 		},
 	});
 }

@@ -7,7 +7,7 @@ import {
 } from "@mastra/core/storage";
 import { recorded } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, onto, pruned, type Standing, saidOf, standing, untilCommitted } from "./stored.ts";
+import { each, keyOf, newId, onto, pruned, type Standing, saidOf, standing, sum, untilCommitted } from "./stored.ts";
 import { group, ofThread, sessionOf } from "./thread.ts";
 
 const statePart = "state";
@@ -61,11 +61,11 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 		return { incarnation, revision, values: new Map(Object.entries((parts.get(statePart) as Values | undefined) ?? {})) };
 	}
 
-	/** Commits what f changes of the values of a thread, unless somebody else has committed meanwhile. Nothing is committed if f returns false. */
-	async #change(threadId: string, f: (values: Map<string, Values[string]>) => boolean): Promise<void> {
-		await untilCommitted(async () => {
+	/** Commits what f changes of the values of a thread, unless somebody else has committed meanwhile. Nothing is committed if f returns false: then so does this. */
+	async #change(threadId: string, f: (values: Map<string, Values[string]>) => boolean): Promise<boolean> {
+		return untilCommitted(async () => {
 			const { incarnation, revision, values } = await this.#values(threadId);
-			if (!f(values)) return;
+			if (!f(values)) return false;
 			const key = keyOf("state", threadId);
 			const to = onto(this.#client, incarnation, { id: sessionOf(threadId), group });
 			const now =
@@ -76,6 +76,7 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 						}
 					: { drop: [statePart], records: [{ key, action: "delete" as const }] };
 			await this.#client.commitAll([{ ...to, expected: revision, turn: newId(), ...now }]);
+			return true;
 		});
 	}
 
@@ -88,8 +89,12 @@ export class TurnstoneThreadState extends ThreadStateStorage {
 			});
 			return found.flat();
 		};
-		return pruned("threadState", TurnstoneThreadState.retentionTables, [policies, options], older, (_, values) =>
-			each(values, (v) => this.deleteState(v)),
-		);
+		return pruned("threadState", TurnstoneThreadState.retentionTables, [policies, options], older, async (_, found, before) => {
+			const removed = await each(found, async ({ threadId, type }): Promise<number> => {
+				const isOld = (v?: Values[string]) => v !== undefined && Date.parse(v.updatedAt) < before;
+				return (await this.#change(threadId, (values) => isOld(values.get(type)) && values.delete(type))) ? 1 : 0;
+			});
+			return sum(removed);
+		});
 	}
 }

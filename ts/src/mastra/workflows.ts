@@ -17,7 +17,7 @@ import {
 import type { WorkflowRunState } from "@mastra/core/workflows";
 import { join, listed, recorded, short } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, onto, partsOf, pruned, remove, saidOf, standing, untilCommitted } from "./stored.ts";
+import { each, keyOf, newId, onto, partsOf, pruned, remove, removeIf, saidOf, standing, sum, untilCommitted } from "./stored.ts";
 
 const group = "mastra-workflows";
 const runPart = "run";
@@ -196,9 +196,10 @@ export class TurnstoneWorkflows extends WorkflowsStorage {
 	/** Deletes runs that nothing was changed of for longer than the policy says. */
 	override async prune(policies: Record<string, TableRetentionPolicy>, options?: PruneOptions): Promise<PruneResult[]> {
 		const older = async (_: string, before: number) => (await this.#runs()).filter((r) => Date.parse(r.updatedAt) < before);
-		return pruned("workflows", TurnstoneWorkflows.retentionTables, [policies, options], older, (_, runs) =>
-			each(runs, (r) => this.deleteWorkflowRunById(r)),
-		);
+		return pruned("workflows", TurnstoneWorkflows.retentionTables, [policies, options], older, async (_, runs, before) => {
+			const isOld = (run: unknown) => Date.parse((run as Run).updatedAt) < before;
+			return sum(await each(runs, (r) => removeIf(this.#client, sessionOf(r), runPart, isOld)));
+		});
 	}
 }
 
