@@ -441,6 +441,31 @@ test("long threads are saved, copied and moved in several commits, and a copy is
 	expect((await memory.listMessagesByResourceId({ resourceId: "r", perPage: 10 })).total).toBe(1203);
 });
 
+test("a copy of a thread that was cut off is made whole by another call, with no message twice", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	await memory.saveThread({ thread: thread("t") });
+	await memory.saveMessages({ messages: Array.from({ length: 250 }, (_, i) => message(`m${i}`, "t", { createdAt: new Date(i) })) });
+	const copy = () => memory.copyThread({ sourceThreadId: "t", newThreadId: "copy", resourceId: "bob" });
+	const { commitAll } = db;
+	let calls = 0;
+	db.commitAll = (commits) => (++calls === 2 ? Promise.reject(new Error("cut off")) : commitAll.call(db, commits));
+	await expect(copy()).rejects.toThrow("cut off");
+	expect(await memory.getThreadById({ threadId: "copy" })).toBeNull();
+	const { messageIdMap = {} } = await copy();
+	const { messages } = await memory.listMessages({ threadId: "copy", perPage: false });
+	expect(messages.map((m) => m.id)).toEqual(Array.from({ length: 250 }, (_, i) => messageIdMap[`m${i}`]));
+	expect((await memory.listMessagesByResourceId({ resourceId: "bob", perPage: 1 })).total).toBe(250);
+	expect((await (await db.session("mastra/copy")).load()).nodes).toHaveLength(250);
+	// A copy that somebody has moved elsewhere is not taken from there.
+	await memory.updateMessages({ messages: [{ id: messageIdMap.m0 as string, threadId: "u" }] });
+	await memory.deleteThread({ threadId: "copy" });
+	const again = await copy();
+	expect((await memory.listMessages({ threadId: "u" })).messages.map((m) => m.id)).toEqual([messageIdMap.m0]);
+	const ids = (await memory.listMessages({ threadId: "copy", perPage: false })).messages.map((m) => m.id);
+	expect(ids).toEqual(Array.from({ length: 250 }, (_, i) => again.messageIdMap?.[`m${i}`]));
+});
+
 test("two hosts on one thread at once lose nothing, and neither do two on one run", { timeout: 60_000 }, async () => {
 	const store = newStore();
 	const hosts = [await storeOf(await open(store)), await storeOf(await open(store))];

@@ -1,4 +1,4 @@
-import { randomUUID } from "node:crypto";
+import { createHash, randomUUID } from "node:crypto";
 import { MessageList } from "@mastra/core/agent";
 import type { MastraDBMessage, StorageThreadType } from "@mastra/core/memory";
 import {
@@ -160,18 +160,31 @@ export class TurnstoneMemory extends ResourceMemory {
 			createdAt: now,
 			updatedAt: now,
 		};
-		const messageIdMap = Object.fromEntries(messages.map((m) => [m.id, randomUUID()]));
+		// A call that was cut off and is made again with the same new id replaces the copies that it had made.
+		const copyOf = (m: MastraDBMessage) =>
+			newThreadId
+				? createHash("sha256")
+						.update(JSON.stringify([id, m.id]))
+						.digest("hex")
+				: randomUUID();
+		const messageIdMap = Object.fromEntries(messages.map((m) => [m.id, copyOf(m)]));
 		const copies = messages.map((m) => ({ ...m, id: messageIdMap[m.id] as string, resourceId: resourceId || m.resourceId }));
-		// The thread comes with its last messages: until then nobody is shown it.
+		const moved = new Map<string, string>();
+		// The thread comes with its last messages: it is listed when it is whole. Those that were copied before are found already.
 		const parts = copies.length > 0 ? commitsOf(copies) : [[]];
 		for (const [i, some] of parts.entries()) {
-			await this.#change([], [id], ([t]) => {
+			const known = newThreadId ? some.map((m) => m.id) : [];
+			await this.#change(known, [id], ([t, ...others]) => {
 				if (t?.thread) throw new Error(`Thread with id ${id} already exists`);
-				for (const m of some) t?.put(m);
+				for (const m of some) {
+					// A copy of an earlier thread of this id, which somebody has moved to another thread, stays there.
+					if (others.some((o) => o.messages.has(m.id))) moved.set(m.id, randomUUID());
+					t?.put({ ...m, id: moved.get(m.id) ?? m.id });
+				}
 				if (i === parts.length - 1) t?.set(thread);
 			});
 		}
-		return { thread, messageIdMap };
+		return { thread, messageIdMap: Object.fromEntries(Object.entries(messageIdMap).map(([from, to]) => [from, moved.get(to) ?? to])) };
 	}
 
 	override async updateThreadResourceId({ threadId, resourceId }: { threadId: string; resourceId: string }): Promise<StorageThreadType> {
