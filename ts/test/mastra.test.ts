@@ -466,6 +466,19 @@ test("a copy of a thread that was cut off is made whole by another call, with no
 	expect(ids).toEqual(Array.from({ length: 250 }, (_, i) => again.messageIdMap?.[`m${i}`]));
 });
 
+test("a message that is saved while its thread gets another resource goes with it", async () => {
+	const store = newStore();
+	const db = await open(store);
+	const { memory } = await storeOf(db);
+	const { memory: other } = await storeOf(await open(store));
+	await memory.saveThread({ thread: thread("t", "ann") });
+	await memory.saveMessages({ messages: [message("m", "t", { resourceId: "ann" })] });
+	meanwhile(db, () => other.saveMessages({ messages: [message("n", "t", { resourceId: "ann" })] }));
+	expect(await memory.updateThreadResourceId({ threadId: "t", resourceId: "bob" })).toMatchObject({ id: "t", resourceId: "bob" });
+	expect((await memory.listMessagesByResourceId({ resourceId: "bob" })).messages.map((m) => m.id).sort()).toEqual(["m", "n"]);
+	expect((await memory.listMessagesByResourceId({ resourceId: "ann" })).total).toBe(0);
+});
+
 test("two hosts on one thread at once lose nothing, and neither do two on one run", { timeout: 60_000 }, async () => {
 	const store = newStore();
 	const hosts = [await storeOf(await open(store)), await storeOf(await open(store))];

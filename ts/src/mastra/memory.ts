@@ -188,17 +188,19 @@ export class TurnstoneMemory extends ResourceMemory {
 	}
 
 	override async updateThreadResourceId({ threadId, resourceId }: { threadId: string; resourceId: string }): Promise<StorageThreadType> {
-		const thread = await this.getThreadById({ threadId });
-		if (!thread) throw new Error(`Thread "${threadId}" not found`);
-		if (thread.resourceId === resourceId) return thread;
-		// The thread moves with its last messages, so that a call which was cut off is made whole by another one.
+		// The thread moves with its last messages, so that a call which was cut off is made whole by another one. It moves only as it stood before its messages
+		// were listed: one that is saved meanwhile would keep the old resource.
 		for (;;) {
+			const { thread, stands } = await Thread.load(this.client, threadId, []);
+			if (!thread) throw new Error(`Thread "${threadId}" not found`);
+			if (thread.resourceId === resourceId) return thread;
 			const others = (await this.#headers(threadId)).filter((h) => h.resource !== resourceId).map((h) => h.id);
 			const moved = await this.#change(others.slice(0, maxSaved), [threadId], (threads) => {
 				const t = threads.find((x) => x.id === threadId);
 				if (!t?.thread) throw new Error(`Thread "${threadId}" not found`);
 				for (const { header } of t.messages.values()) t.mark({ ...header, resource: resourceId });
-				if (others.length <= maxSaved) t.set({ ...t.thread, resourceId, updatedAt: new Date() });
+				const unchanged = t.stands.incarnation === stands.incarnation && t.stands.revision === stands.revision;
+				if (unchanged && others.length <= maxSaved) t.set({ ...t.thread, resourceId, updatedAt: new Date() });
 				return t.thread;
 			});
 			if (moved.resourceId === resourceId) return moved;
