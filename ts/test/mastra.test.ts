@@ -479,6 +479,19 @@ test("a message that is saved while its thread gets another resource goes with i
 	expect((await memory.listMessagesByResourceId({ resourceId: "ann" })).total).toBe(0);
 });
 
+test("messages of many resources are saved in a thread, and many threads give their messages to one", { timeout: 60_000 }, async () => {
+	const { memory } = await storeOf();
+	const many = Array.from({ length: 150 }, (_, i) => message(`m${i}`, "t", { resourceId: `r${i}`, createdAt: new Date(i) }));
+	await memory.saveMessages({ messages: many });
+	expect((await memory.listMessages({ threadId: "t", perPage: false })).messages.map((m) => m.id)).toEqual(many.map((m) => m.id));
+	expect((await memory.listMessagesByResourceId({ resourceId: "r149" })).total).toBe(1);
+	const apart = Array.from({ length: 70 }, (_, i) => message(`x${i}`, `t${i}`, { createdAt: new Date(i) }));
+	await memory.saveMessages({ messages: apart });
+	await memory.saveMessages({ messages: apart.map((m) => ({ ...m, threadId: "one" })) });
+	expect((await memory.listMessages({ threadId: "one", perPage: false })).messages.map((m) => m.id)).toEqual(apart.map((m) => m.id));
+	expect((await memory.listMessages({ threadId: "t69" })).total).toBe(0);
+});
+
 test("two hosts on one thread at once lose nothing, and neither do two on one run", { timeout: 60_000 }, async () => {
 	const store = newStore();
 	const hosts = [await storeOf(await open(store)), await storeOf(await open(store))];

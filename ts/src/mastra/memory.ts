@@ -39,9 +39,11 @@ type Query = Omit<StorageListMessagesByResourceIdInput, "resourceId"> & {
 	thread?: string | string[];
 };
 
-/** Messages of one thread that a commit has, as it has at most 256 records, and bytes of them. */
+/** What a commit to one thread has at most: messages, bytes, records, and threads that they come from. The store allows 256 records, and 64 sessions. */
 const maxSaved = 200;
 const maxBytes = 16 << 20;
+const maxRecords = 250;
+const maxSources = 60;
 /** Messages of any threads that a commit has: it has at most 64 sessions. */
 const maxChanged = 30;
 
@@ -188,8 +190,8 @@ export class TurnstoneMemory extends ResourceMemory {
 	}
 
 	override async updateThreadResourceId({ threadId, resourceId }: { threadId: string; resourceId: string }): Promise<StorageThreadType> {
-		// The thread moves with its last messages, so that a call which was cut off is made whole by another one. It moves only as it stood before its messages
-		// were listed: one that is saved meanwhile would keep the old resource.
+		// The thread moves with its last messages, so that a call which was cut off is made whole by another one. It moves only as it stood
+		// before its messages were listed: one that is saved meanwhile would keep the old resource.
 		for (;;) {
 			const { thread, stands } = await Thread.load(this.client, threadId, []);
 			if (!thread) throw new Error(`Thread "${threadId}" not found`);
@@ -281,7 +283,8 @@ export class TurnstoneMemory extends ResourceMemory {
 				throw new TypeError(`message ${JSON.stringify(m.id)} has no threadId, or none as its resourceId`);
 		}
 		for (const [threadId, all] of grouped(last.values(), (m) => m.threadId as string)) {
-			for (const some of commitsOf(all)) {
+			const at = all.length > maxSources ? await this.#find(all.map((m) => m.id)) : [];
+			for (const some of commitsOf(all, at)) {
 				await this.#change(
 					some.map((m) => m.id),
 					[threadId],
@@ -466,18 +469,28 @@ function updated(threads: Thread[], updates: Update[]): MastraDBMessage[] {
 	return out;
 }
 
-/** Returns messages as the commits that have them, in their order. */
-function commitsOf(messages: MastraDBMessage[]): MastraDBMessage[][] {
+/** Returns messages of one thread as the commits that have them, in their order. `at` has those that are in a thread already. */
+function commitsOf(messages: MastraDBMessage[], at: Header[] = []): MastraDBMessage[][] {
+	const threads = grouped(at, (h) => h.id);
 	const out: MastraDBMessage[][] = [];
 	let bytes = 0;
+	let records = new Set<string>();
+	let sources = new Set<string>();
 	for (const m of messages) {
 		const size = Buffer.byteLength(JSON.stringify(m.content) ?? "");
+		const of = [messageKey(m.id), ...(m.resourceId === undefined ? [] : [keyOf("resource", m.resourceId)])];
+		const from = (threads.get(m.id) ?? []).map((h) => h.thread);
 		const last = out.at(-1);
 		bytes += size;
-		if (last && last.length < maxSaved && bytes <= maxBytes) last.push(m);
+		for (const r of of) records.add(r);
+		for (const t of from) sources.add(t);
+		const fits = last && last.length < maxSaved && records.size <= maxRecords && sources.size <= maxSources && bytes <= maxBytes;
+		if (fits) last.push(m);
 		else {
 			out.push([m]);
 			bytes = size;
+			records = new Set(of);
+			sources = new Set(from);
 		}
 	}
 	return out;
