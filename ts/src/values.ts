@@ -101,15 +101,30 @@ export function rawFields(text: string): Map<string, RawJSON> {
 	let depth = 0;
 	let name = "";
 	let begin = -1; // of the field's value
-	for (const { 0: token, index } of text.matchAll(/"(?:[^"\\]+|\\.)*"|[{}[\],:]/g)) {
+	for (let at = 0; at < text.length; at++) {
+		const token = text[at];
+		if (token === '"') {
+			const end = endOf(text, at);
+			if (begin < 0) name = JSON.parse(text.slice(at, end + 1));
+			at = end;
+		}
 		if (token === "}" || token === "]") depth--;
-		if (begin < 0 && token.startsWith('"')) name = JSON.parse(token);
-		if (begin < 0 && token === ":") begin = index + 1;
+		if (begin < 0 && token === ":") begin = at + 1;
 		if (begin >= 0 && ((depth === 1 && token === ",") || depth === 0)) {
-			out.set(name, new RawJSON(text.slice(begin, index).trim()));
+			out.set(name, new RawJSON(text.slice(begin, at).trim()));
 			begin = -1;
 		}
 		if (token === "{" || token === "[") depth++;
 	}
 	return out;
+}
+
+/** Returns where the string of JSON ends that begins at a place: the place of its last quotation mark. */
+function endOf(text: string, begin: number): number {
+	for (let at = begin + 1; ; at++) {
+		at = text.indexOf('"', at);
+		let slashes = 0;
+		while (text[at - 1 - slashes] === "\\") slashes++;
+		if (slashes % 2 === 0) return at;
+	}
 }

@@ -99,6 +99,13 @@ test("values keep their types, or are refused", () => {
 	for (const text of ["[]", "null", '{"a":', ""]) expect(() => rawFields(text)).toThrow(SyntaxError);
 });
 
+test("the fields of JSON are found, however long its texts are", { timeout: 60_000 }, () => {
+	for (const c of ["\n", '"', "\\", '\\"', "a"]) {
+		const long = marshal(c.repeat(10_000_000 / c.length));
+		expect(rawFields(`{"a":[${long}],"b":1}`).get("a")?.text === `[${long}]`).toBe(true);
+	}
+});
+
 test("the state of a user is whole, whoever changes it and however large it is", { timeout: 60_000 }, async () => {
 	const db = await open();
 	const both = [new States(db, "g"), new States(db, "g")] as const;
