@@ -53,13 +53,16 @@ export function outcomeUnknown(error: unknown): boolean {
 	return !(error instanceof TurnstoneError) || error.outcomeUnknown;
 }
 
-/** Calls f, which reads and then changes what it has read, until nobody has changed that in between. Returns what f returns. */
+/**
+ * Calls f, which reads and then changes what it has read, until nobody has changed that in between. Returns what f returns. A conflict after which the change
+ * may stand is thrown: it would be made twice.
+ */
 export async function untilStands<T>(f: () => Promise<T>): Promise<T> {
 	for (;;) {
 		try {
 			return await f();
 		} catch (e) {
-			if (!(e instanceof ConflictError || e instanceof RecordConflictError)) throw e;
+			if (!(e instanceof ConflictError || e instanceof RecordConflictError) || e.outcomeUnknown) throw e;
 		}
 	}
 }

@@ -21,7 +21,7 @@ import {
 	unmarshal,
 	untilStands,
 } from "../src/adapter.ts";
-import { type Info, InvalidError } from "../src/index.ts";
+import { ConflictError, type Info, InvalidError, RecordConflictError } from "../src/index.ts";
 import { open } from "./helpers.ts";
 
 test("ids of names are those of Go and Python", () => {
@@ -67,6 +67,19 @@ test("records of a prefix are those of all sessions, and a change is made again 
 		});
 	await Promise.all(Array.from({ length: 10 }, add));
 	expect((await session.record("k/0000"))?.value.toString()).toBe("10");
+});
+
+test("a change is not made again after a conflict that leaves open whether it stands", async () => {
+	for (const kind of [ConflictError, RecordConflictError]) {
+		let calls = 0;
+		const conflict = (...matches: string[]) => new kind("somebody else was first", { type: "#conflict", matches: ["conflict", ...matches] });
+		const change = untilStands(async () => {
+			calls++;
+			throw calls === 1 ? conflict() : calls === 2 ? conflict("unknown-outcome") : new Error("it was called again");
+		});
+		await expect(change).rejects.toThrow("somebody else was first");
+		expect(calls).toBe(2);
+	}
 });
 
 test("values keep their types, or are refused", () => {
