@@ -3,6 +3,7 @@
 import { createHash } from "node:crypto";
 import type { Client, Session } from "./client.ts";
 import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import { compareTimes } from "./times.ts";
 import type { Info, ListOptions, StoredRecord } from "./types.ts";
 
 /** How many bytes the id of a session has at most. */
@@ -105,8 +106,7 @@ export async function listed(client: Client, chosen: Omit<ListOptions, "after" |
 			if (!after || (!fresh && !first)) break;
 		}
 	}
-	const time = (i: Info) => i.updated.replace(/Z$/, ""); // Without it, texts are in the order of times, whose fractions have no zeros at their end.
-	return [...seen.values()].sort((a, b) => (time(a) < time(b) ? 1 : time(a) > time(b) ? -1 : a.id < b.id ? 1 : -1));
+	return [...seen.values()].sort((a, b) => compareTimes(b.updated, a.updated) || (a.id < b.id ? 1 : -1));
 }
 
 /** Returns all records of a session whose keys begin with a prefix, and in how many pages they came: one page is of one moment, and several are not. */

@@ -14,6 +14,7 @@ import type { Client } from "../src/client.ts";
 import { TurnstoneStore } from "../src/mastra.ts";
 import { children } from "../src/server.ts";
 import { alike, type Random } from "../src/testing.ts";
+import type { StoredRecord } from "../src/types.ts";
 import { all, newStore, open } from "./helpers.ts";
 // @ts-expect-error: the module has no types.
 import { shipping } from "./mastra.mjs";
@@ -671,6 +672,22 @@ test("a change never lands in another's thread, run, scores or resource that was
 	await meet("mastra-scores/y", saveScore, () => ann.scores.prune({ scorers: { maxAge: "1d" } }));
 	expect((await (await rival.session("mastra-scores/y")).info()).revision).toBe(2);
 	expect((await (await rival.session("mastra-scores/y")).load()).nodes).toEqual([]);
+});
+
+test("a thread that moves while threads are listed is listed where it was last, also within one second", async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	const records: StoredRecord[] = [];
+	for (const [of, time] of [
+		["bob", "2026-01-01T00:00:00.5Z"],
+		["ann", "2026-01-01T00:00:00Z"],
+	] as const) {
+		await memory.saveThread({ thread: thread("t", of) });
+		for (const r of (await db.records("mastra/thread/")).records) records.push({ ...r, time });
+	}
+	const page = await db.records();
+	db.records = async () => ({ ...page, records });
+	expect((await memory.listThreads({})).threads.map((t) => t.resourceId)).toEqual(["bob"]);
 });
 
 test("a session that was renamed is no thread, run or score any more, and its names are free", async () => {

@@ -24,6 +24,7 @@ import {
 } from "@mastra/core/storage";
 import { gone, listed, recorded } from "../adapter.ts";
 import { Session } from "../client.ts";
+import { compareTimes } from "../times.ts";
 import type { StoredRecord } from "../types.ts";
 import { resourceGroup, resourcePart, resourceSession } from "./observations.ts";
 import { ResourceMemory } from "./resources.ts";
@@ -133,7 +134,7 @@ export class TurnstoneMemory extends ResourceMemory {
 	async #threads(resource?: string): Promise<StorageThreadType[]> {
 		const latest = new Map<string, StoredRecord>();
 		for (const r of await recorded(this.client, resource === undefined ? keyOf("thread") : keyOf("thread", resource))) {
-			if (r.time >= (latest.get(r.session)?.time ?? "")) latest.set(r.session, r);
+			if (compareTimes(r.time, latest.get(r.session)?.time ?? "") >= 0) latest.set(r.session, r);
 		}
 		const said = saidOf<StorageThreadType & { large?: true }>([...latest.values()], (t) => sessionOf(t.id));
 		const threads = await each(said, async (t) => (t.large ? await this.getThreadById({ threadId: t.id }) : threadOf(t)));
