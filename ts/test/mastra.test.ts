@@ -920,7 +920,7 @@ test("Mastra's retention looks at each thing again before it deletes it, and lea
 	expect(await threadState.getState({ threadId: "b", type: "task" })).toBe(2);
 });
 
-test("a store is one of several domains of another storage, and clearing one domain leaves the others", async () => {
+test("a store is one of several domains of another storage, and clearing one domain leaves the others, but for thread state, which memory takes along", async () => {
 	const client = await open();
 	const ours = new TurnstoneStore({ client });
 	const storage = new MastraCompositeStore({ id: "all", default: new InMemoryStore(), domains: ours.stores });
@@ -930,7 +930,14 @@ test("a store is one of several domains of another storage, and clearing one dom
 	expect(await ours.getStore("observability")).toBeUndefined();
 	await ours.stores.memory.saveThread({ thread: thread("a") });
 	await ours.stores.workflows.persistWorkflowSnapshot({ workflowName: "w", runId: "x", snapshot: snapshot("x", "running") });
+	const state = { threadId: "a", type: "task" };
+	for (const threadId of ["a", "b"]) await ours.stores.threadState.setState({ ...state, threadId, value: 1 });
+	await ours.stores.threadState.dangerouslyClearAll();
+	expect(await ours.stores.threadState.getState(state)).toBeUndefined();
+	expect((await ours.stores.memory.listThreads({})).total).toBe(1);
+	await ours.stores.threadState.setState({ ...state, value: 1 });
 	await ours.stores.memory.dangerouslyClearAll();
+	expect(await ours.stores.threadState.getState(state)).toBeUndefined();
 	expect((await ours.stores.memory.listThreads({})).total).toBe(0);
 	expect((await ours.stores.workflows.listWorkflowRuns()).total).toBe(1);
 	await ours.close();
