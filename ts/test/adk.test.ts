@@ -1,5 +1,5 @@
 import { execFileSync, spawn, spawnSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -23,7 +23,7 @@ import { TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions } from "../src/a
 import { milliseconds, moment } from "../src/adk-events.ts";
 import { Client, InvalidError, OutcomeUnknownError, Session as StoredSession, TurnConflictError } from "../src/index.ts";
 import { alike, type Random } from "../src/testing.ts";
-import { newStore, open } from "./helpers.ts";
+import { newStore, open, removeStore } from "./helpers.ts";
 
 const adk = join(import.meta.dirname, "../../adapters/adk");
 const golden = (name: string) => readFileSync(join(adk, "testdata", name));
@@ -436,7 +436,7 @@ test.skipIf(!goIsInstalled)(
 	{ timeout: 300_000 },
 	async () => {
 		const directory = mkdtempSync(join(tmpdir(), "adk-"));
-		onTestFinished(() => rmSync(directory, { recursive: true, force: true }));
+		onTestFinished(() => removeStore(directory));
 		const host = join(directory, "host");
 		execFileSync("go", ["build", "-C", adk, "-o", host, "./testdata/host"], { stdio: "inherit" });
 		const store = newStore();

@@ -1,14 +1,20 @@
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync } from "node:fs";
+import { rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { onTestFinished } from "vitest";
 import { Client, type OpenOptions } from "../src/index.ts";
 
+/** Removes a directory with a store. A server may write to it until it has ended: then this is tried again, for some 20 seconds at most. */
+export function removeStore(directory: string): Promise<void> {
+	return rm(directory, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
+}
+
 /** Returns the path of a store for one test: a short one, because that of a socket has 100 bytes at most. */
 export function newStore(): string {
 	const directory = mkdtempSync(join(tmpdir(), "ts-"));
-	onTestFinished(() => rmSync(directory, { recursive: true, force: true, maxRetries: 5 }));
+	onTestFinished(() => removeStore(directory));
 	return join(directory, "s");
 }
 

@@ -1,12 +1,13 @@
 // What comes of calls that meet faults: the table that the clients in Go, Python and TypeScript all keep.
 
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync } from "node:fs";
 import { request } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { onTestFinished } from "vitest";
 import { Client, TurnstoneError } from "../src/index.ts";
+import { removeStore } from "./helpers.ts";
 
 interface Row {
 	call: string;
@@ -27,7 +28,7 @@ async function faulty(): Promise<string> {
 	const child = spawn(join(directory, "faulty"), [join(directory, "s")], { stdio: ["pipe", "pipe", "inherit"] });
 	onTestFinished(() => {
 		child.kill();
-		rmSync(directory, { recursive: true, force: true });
+		return removeStore(directory);
 	});
 	await new Promise((ready) => child.stdout.once("data", ready));
 	return join(directory, "s");

@@ -32,7 +32,7 @@ export function startPostgres(): { url: string; stop: () => void } {
 	run(control, "-D", data, "-w", "-o", `-c listen_addresses= -c fsync=off -k ${directory}`, "start");
 	const stop = () => {
 		run(control, "-D", data, "-m", "immediate", "stop");
-		rmSync(directory, { recursive: true, force: true });
+		rmSync(directory, { recursive: true, force: true, maxRetries: 20 });
 	};
 	return { url: `postgres://test@/postgres?host=${directory}`, stop };
 }

@@ -1,10 +1,11 @@
 import { randomUUID } from "node:crypto";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { deltaChannelHistoryTests, validate } from "@langchain/langgraph-checkpoint-validation";
 import { Client } from "../src/index.ts";
 import { TurnstoneSaver } from "../src/langgraph.ts";
+import { removeStore } from "./helpers.ts";
 import { serve, startPostgres } from "./servers.ts";
 
 /** Runs LangGraph's validation suite on an engine, also the part of it that is optional. Each saver that it asks for has a namespace of its own. */
@@ -17,7 +18,7 @@ export function suite(engine: "badger" | "pebble" | "postgres", saver: new (clie
 		checkpointerName: `TurnstoneSaver on ${engine}`,
 		async beforeAll() {
 			directory = mkdtempSync(join(tmpdir(), "ts-"));
-			stops.push(() => rmSync(directory, { recursive: true, force: true, maxRetries: 5 }));
+			stops.push(() => removeStore(directory));
 			if (engine !== "postgres") {
 				open = (namespace) => Client.open(`${engine}:${directory}/s`, { namespace, idle: 2 });
 				return;
