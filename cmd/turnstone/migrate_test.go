@@ -8,7 +8,7 @@ import (
 )
 
 // The program of a framework's language is told the source and the store; without it the command says what to install.
-func TestMIG1_MigrateRunsTheProgramOfTheFramework(t *testing.T) {
+func TestP32_MigrateRunsTheProgramOfTheFramework(t *testing.T) {
 	dir := t.TempDir()
 	told := filepath.Join(dir, "told")
 	python := filepath.Join(dir, "python")

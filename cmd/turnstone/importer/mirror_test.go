@@ -11,7 +11,7 @@ import (
 )
 
 // A mirror stores lines one after another, whatever their parents are. An import of the file adds those that it lacks.
-func TestP25_LinesOfAMirrorAreNotStoredAgain(t *testing.T) {
+func TestP31_LinesOfAMirrorAreNotStoredAgain(t *testing.T) {
 	const id = "0b0d7a3e-7c1a-4d5c-9a57-2f6f7d1c0001"
 	lines := []string{
 		`{"type":"mode","sessionId":"` + id + `"}`,
@@ -56,7 +56,7 @@ func TestP25_LinesOfAMirrorAreNotStoredAgain(t *testing.T) {
 }
 
 // A session of a folder of Claude Code's is of its project, unless what mirrors it says another one.
-func TestP25_AnImportedSessionIsOfItsProject(t *testing.T) {
+func TestP31_AnImportedSessionIsOfItsProject(t *testing.T) {
 	const id = "0b0d7a3e-7c1a-4d5c-9a57-2f6f7d1c0001"
 	line := `{"parentUuid":null,"type":"user","message":{"role":"user","content":"Hello."},"uuid":"u1","timestamp":"2026-11-01T10:00:00.000Z","sessionId":"` + id + `"}` + "\n"
 	for file, want := range map[string]string{
