@@ -210,7 +210,9 @@ func (s *States) state(ctx context.Context, at place) (*state, error) {
 		}
 		return nil, err
 	}
-	s.known.set(at, st)
+	if whose(at.tenant, h) {
+		s.known.set(at, st)
+	}
 	return st, nil
 }
 

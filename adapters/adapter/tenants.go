@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
@@ -15,15 +16,14 @@ import (
 // turnstone.Options and client.Options. find has to return the same store for a tenant each time, and an error, which
 // the call returns, if the call is for nobody: an empty name is refused. It is called often, by several goroutines.
 //
-// A handle of a session belongs to the tenant for whom it was made. An adapter that remembers handles needs Handles, and
-// the Factory that Tenants returns: if something is to be wrapped, wrap the stores that find returns.
+// A handle of a session belongs to the tenant for whom it was made. An adapter that remembers handles needs Handles.
 func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {
 	return tenants(find)
 }
 
 type tenants func(context.Context) (string, turnstone.Factory, error)
 
-// tenant returns the tenant for whom a call is, or "" if a store has none.
+// tenant returns the tenant for whom a call is, or "" if a store has none, or hides that it has some.
 func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 	of, several := store.(tenants)
 	if !several {
@@ -31,6 +31,16 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 	}
 	name, _, err := of.named(ctx)
 	return name, err
+}
+
+// owned is a handle of one of several tenants.
+type owned struct{ turnstone.Persistence }
+
+// whose reports whether a handle may be remembered for a tenant: one that a store of several tenants has made, and
+// something around that store has not told for whom, may not.
+func whose(tenant string, h turnstone.Persistence) bool {
+	_, is := h.(owned)
+	return !is || tenant != ""
 }
 
 var errNobody = errors.New("adapter: the call is for nobody: the function of Tenants has returned no name or no store")
@@ -53,14 +63,28 @@ func (of tenants) Create(ctx context.Context, r turnstone.Request) (turnstone.Pe
 	if err != nil {
 		return nil, false, err
 	}
-	return s.Create(ctx, r)
+	h, created, err := s.Create(ctx, r)
+	if err != nil {
+		return nil, false, err
+	}
+	return owned{h}, created, nil
 }
 
 func (of tenants) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
-	return through(ctx, of, func(s turnstone.Factory) (turnstone.Persistence, error) { return s.Session(ctx, id) })
+	h, err := through(ctx, of, func(s turnstone.Factory) (turnstone.Persistence, error) { return s.Session(ctx, id) })
+	if err != nil {
+		return nil, err
+	}
+	return owned{h}, nil
 }
 
 func (of tenants) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	commits = slices.Clone(commits)
+	for i := range commits {
+		if h, is := commits[i].Session.(owned); is {
+			commits[i].Session = h.Persistence
+		}
+	}
 	return through(ctx, of, func(s turnstone.Factory) ([]turnstone.Result, error) { return s.CommitAll(ctx, commits...) })
 }
 
@@ -193,6 +217,8 @@ func (h *Handles) With(ctx context.Context, id string, f func(turnstone.Persiste
 	if err != nil {
 		return err
 	}
-	h.known.set(at, p)
+	if whose(name, p) {
+		h.known.set(at, p)
+	}
 	return f(p)
 }

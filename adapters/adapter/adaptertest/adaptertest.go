@@ -40,10 +40,19 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 	}
 }
 
-// Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart. use
-// stores a text, under names that are the same in all calls, and returns the texts that it finds under them then. A call
-// that is for nobody has to fail.
+// Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart, also if
+// something is around that store. use stores a text, under names that are the same in all calls, and returns the texts that
+// it finds under them then. A call that is for nobody has to fail.
 func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
+	t.Helper()
+	apart(t, open, use)
+	apart(t, func(store turnstone.Factory) S { return open(around{store}) }, use)
+}
+
+// around is what a host may have around a store.
+type around struct{ turnstone.Factory }
+
+func apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
 	type key struct{}
 	stores := map[string]turnstone.Factory{}
