@@ -274,6 +274,9 @@ def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixtur
     asyncio.run(add("a/b", "one", "two é"))
     asyncio.run(add("c", *map(str, range(2500))))
     arguments = ["agents", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "2 found, 0 unchanged, 2502 items to bring" in capsys.readouterr().out
+    assert not (tmp_path / "s").exists()
     command = subprocess.run([server.command(), "migrate", *arguments], env={**os.environ, "TURNSTONE_PYTHON": sys.executable}, capture_output=True, check=True)
     assert command.stdout == b"2 found, 0 unchanged, 2502 items brought\n"
     assert main(arguments) == 0
