@@ -250,6 +250,32 @@ def test_a_host_goes_over_without_a_pause(tmp_path: Path) -> None:
         assert len(list(saver.list(None))) > 4
 
 
+@pytest.mark.parametrize("deletes", [False, True])
+def test_what_a_host_does_beside_a_migration_stays(tmp_path: Path, deletes: bool) -> None:
+    config: Any = {"configurable": {"thread_id": "t/0 é"}}
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(1))
+
+        class Slow(SqliteSaver):
+            def list(self, *args: Any, **kwargs: Any) -> Any:
+                yield from super().list(*args, **kwargs)
+                if not saver.get_tuple(config) or deletes:  # The host comes while the migration has read the thread.
+                    saver.delete_thread("t/0 é")
+                else:
+                    graph(saver).invoke(Command(resume="the host's"), config)
+
+        saver = MigratingSaver(client, old)
+        slow = Slow(old.conn)
+        slow.is_setup = True
+        assert langgraph(slow, client).different == []
+        other = MigratingSaver(client, old)
+        found = other.get_tuple(config)
+        assert (found is None) == deletes
+        if found:
+            assert found == saver.get_tuple(config)
+            assert len(list(other.list(config))) > len(list(old.list(config)))
+
+
 def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> None:
     with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
         fill(old, range(3))

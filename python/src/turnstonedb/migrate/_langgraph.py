@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from urllib.parse import quote
 from .. import _calls, adapter
 from .._steps import Steps, drive
 from .._sync import Client
-from ..errors import NotFoundError
+from ..errors import NotFoundError, RecordConflictError
 from ..types import RecordChange
 from ._report import NOTE, Report, sqlite
 
@@ -73,7 +73,7 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
     target = TurnstoneSaver(client, serde=source.serde)
 
     def bring(place: Place, stands: str) -> None:
-        if _is_gone(client, place[0]) or _noted(client, place) in (stands, _BY_HOST):
+        if _is_gone(client, place[0]) or _noted(client, place)[0] in (stands, _BY_HOST):
             report.add(unchanged=1)
         elif dry_run:
             report.add(brought=int(stands.split(maxsplit=1)[0]) if stands[0] != "[" else len(json.loads(stands)))
@@ -104,13 +104,15 @@ def _record(session: str, key: str) -> Any:
     return (yield _calls.record({"session": session}, key))
 
 
-def _noted(client: Client, place: Place) -> str:
+def _noted(client: Client, place: Place) -> tuple[str, str]:
+    """Returns how a place stood when it was brought last, and the version of the record that says so."""
     from ..langgraph import _session
 
     try:
-        return bytes(drive(client._run, _record(_session(*place), NOTE)).value).decode()
+        r = drive(client._run, _record(_session(*place), NOTE))
+        return bytes(r.value).decode(), r.version
     except NotFoundError:
-        return ""
+        return "", "none"
 
 
 def _thread(source: Any, target: Any, client: Client, place: Place, stands: str) -> tuple[int, str]:
@@ -120,6 +122,7 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
     from ..langgraph import _session
 
     config: Any = {"configurable": {"thread_id": place[0], "checkpoint_ns": place[1]}}
+    _, version = _noted(client, place)
     there = {t.checkpoint["id"]: t for t in target.list(config)}
     brought, kept = 0, dict[str, Any]()
     for t in sorted(source.list(config), key=lambda t: t.checkpoint["id"]):
@@ -136,12 +139,17 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             # Writes of special channels have indexes of their own, and the others are counted without them.
             for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
+    if _is_gone(client, place[0]):  # Somebody has deleted it meanwhile.
+        target.delete_thread(place[0])
+        return 0, ""
     found = {t.checkpoint["id"]: t for t in target.list(config)}
+    if _noted(client, place)[1] != version:
+        return brought, ""  # A host, or another migration, has brought it meanwhile.
     for id, t in kept.items():
         if id not in found or _whole(source, found[id]) != _whole(source, t):
             return brought, f"thread {place[0]!r}, namespace {place[1]!r}: checkpoint {id} is another one"
-    session = client.session(_session(*place))
-    session.change_records(RecordChange.set(NOTE, stands.encode()))
+    with suppress(RecordConflictError):
+        client.session(_session(*place)).change_records(RecordChange.set(NOTE, stands.encode(), version))
     return brought, ""
 
 
@@ -191,12 +199,10 @@ def migrating() -> Any:
                 with self._bringing:
                     if thread not in self._known and not _is_gone(self._client, thread):
                         for ns in sorted({t.config["configurable"].get("checkpoint_ns", "") for t in self._old.list({"configurable": {"thread_id": thread}})}):
-                            if _noted(self._client, (thread, ns)) != _BY_HOST:
+                            if _noted(self._client, (thread, ns))[0] != _BY_HOST:
                                 _, different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST)
                                 if different:
                                     raise ValueError(different)
-                        if _is_gone(self._client, thread):  # Somebody has deleted it meanwhile.
-                            self._plain.delete_thread(thread)
                     self._known.add(thread)
 
         def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
