@@ -114,7 +114,7 @@ func TestTR11_OfMemoriesThatAreChangedAtOnceNoneIsLost(t *testing.T) {
 		all.Go(func() {
 			for j := range 4 {
 				err := services[i%2].AddMemory(ctx, of, fmt.Sprintf("memory %d of %d", j, i), nil)
-				if errors.As(err, &limit) {
+				if errors.Is(err, turnstone.ErrLimit) {
 					refused.Add(1)
 				} else if err != nil {
 					t.Error(err)
