@@ -9,10 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"trpc.group/trpc-go/trpc-agent-go/agent"
-	"trpc.group/trpc-go/trpc-agent-go/log"
 	"trpc.group/trpc-go/trpc-agent-go/memory"
 	"trpc.group/trpc-go/trpc-agent-go/memory/inmemory"
 	"trpc.group/trpc-go/trpc-agent-go/session"
@@ -25,22 +22,20 @@ import (
 
 const (
 	memoryRoot = "trpc-memory"
-	// memoryPrefix is what the keys of records begin with that are memories.
+	// memoryPrefix begins the keys of the records that are memories.
 	memoryPrefix = "memory/"
-	// changedKey is the key of a record that every change sets: who has read before it begins anew.
+	// changedKey is the key of a record that every change sets. A change is refused if another one has set the record since
+	// the memories were read.
 	changedKey = "changed"
 	// DefaultMemories is how many memories a user has at most, unless NewMemory is told otherwise.
 	DefaultMemories = 1000
-	// memoryTimeout is how long memories may take to be extracted and stored after the request.
-	memoryTimeout = 5 * time.Minute
 )
 
 // Memory is a memory.Service. It is safe for concurrent use, in several processes.
 //
-// The memories of a user are records of a session of the store, trpc-memory/APP/USER, which no prune deletes. What finds
-// and changes them is the kit's service in memory, so they are found as it finds them: each call reads all that the user
-// has. A memory has turnstone.MaxRecord bytes at most, as JSON. What was deleted can't be read any more, and leaves the
-// store's files with vacuum.
+// The memories of a user are records of a session of the store, trpc-memory/APP/USER, which no prune deletes. Each call
+// reads all of them, and lets the kit's service in memory find or change them. A memory has at most turnstone.MaxRecord
+// bytes as JSON. Nobody can read a memory that was deleted, and it leaves the store's files with vacuum.
 type Memory struct {
 	store turnstone.Factory
 	limit int
@@ -51,9 +46,9 @@ type Memory struct {
 
 var _ memory.Service = (*Memory)(nil)
 
-// NewMemory returns a memory service on a store. A user has limit memories at most; 0 stands for DefaultMemories. The
-// options are those of the kit's service in memory; those of its limit, and of its workers and their queue, have no effect.
-// Close waits for memories that are extracted, and leaves the store open.
+// NewMemory returns a memory service on a store. A user has at most limit memories; 0 stands for DefaultMemories. The
+// service takes the options of the kit's service in memory, and ignores those for a limit, for workers and for a queue.
+// Close waits until all memories are extracted, and leaves the store open.
 func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Memory {
 	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: slices.Clone(o)}
 	m.tools = m.kit(m.limit).Tools()
@@ -285,10 +280,10 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 // Tools implements memory.Service.
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
-// EnqueueAutoMemoryJob makes the extractor of the options find memories in a session, later; without an extractor it does
-// nothing. What it finds is stored beside what others change meanwhile. If too much is to be done already, it does it
-// itself. An error of what is done later is logged with the log of trpc-agent-go, and then a later job reads the same
-// events again.
+// EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
+// nothing. The memories that it finds are stored beside those that others change meanwhile. If too many jobs wait, the call
+// does the job itself. An error of a job that is done later is logged with the log of trpc-agent-go, and the next job of
+// the session reads the same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
 		return nil
@@ -297,30 +292,14 @@ func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) 
 	if key.CheckUserKey() != nil {
 		return nil // The kit does nothing then.
 	}
-	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the memories are found.
-	job := func() error {
-		ctx, cancel := context.WithTimeout(ctx, memoryTimeout)
-		defer cancel()
-		return m.extract(ctx, key, of)
-	}
-	if m.jobs.add(of.Hash, func() {
-		defer func() {
-			if r := recover(); r != nil {
-				log.ErrorfContext(ctx, "turnstone: the memories of session %q: panic: %v", of.ID, r)
-			}
-		}()
-		if err := job(); err != nil {
-			log.WarnfContext(ctx, "turnstone: the memories of session %q: %v", of.ID, err)
-		}
-	}) {
-		return nil
-	}
-	return job()
+	return m.jobs.later(ctx, of, "memories", func(ctx context.Context) error { return m.extract(ctx, key, of) })
 }
 
-// extract stores what the extractor finds in a session.
+// extract stores what the extractor finds in a session. The kit says how long that may take.
 func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Session) error {
-	s, err := m.read(ctx, key)
+	reading, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	s, err := m.read(reading, key)
 	if err != nil {
 		return err
 	}
@@ -330,7 +309,9 @@ func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Se
 	}
 	changes, err := s.changes(ctx, key)
 	if err == nil && len(changes) > 0 {
-		err = m.saveAll(ctx, key, changes)
+		storing, cancel := context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
+		err = m.saveAll(storing, key, changes)
 	}
 	if err != nil { // The events are read again.
 		if was {

@@ -166,8 +166,8 @@ func (f *finds) SetPrompt(string)                                {}
 func (f *finds) SetModel(model.Model)                            {}
 func (f *finds) Metadata() map[string]any                        { return nil }
 
-// What an extractor finds is stored when the service is closed. What could not be stored is found again, and no prune
-// deletes it.
+// Close waits until the memories that an extractor finds are stored. The extractor finds them again if they could not be
+// stored, and no prune deletes them.
 func TestTR11_ExtractedMemoriesAreStored(t *testing.T) {
 	st := storetest.URL(t, "mem:")
 	of := &session.Session{AppName: "a", UserID: "u", ID: "s"}

@@ -5,22 +5,13 @@ import (
 	"context"
 	"maps"
 	"reflect"
-	"sync"
 	"time"
 
-	"trpc.group/trpc-go/trpc-agent-go/agent"
-	"trpc.group/trpc-go/trpc-agent-go/log"
 	"trpc.group/trpc-go/trpc-agent-go/session"
 	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
-)
-
-const (
-	summaryWorkers = 3
-	summaryQueue   = 100
-	storeTimeout   = 30 * time.Second // of storing a summary that was enqueued
 )
 
 func (s *Sessions) summaryTimeout() time.Duration { return cmp.Or(s.o.SummaryTimeout, time.Minute) }
@@ -74,28 +65,14 @@ func (s *Sessions) EnqueueSummaryJob(ctx context.Context, of *session.Session, f
 	if !ok || err != nil {
 		return err
 	}
-	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the summary is.
-	job := func() error {
+	return s.jobs.later(ctx, of, "summary", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, s.summaryTimeout()+storeTimeout)
 		defer cancel()
 		return s.summarize(ctx, of, key, func(memory *inmemory.SessionService) error {
 			_ = memory.Close() // Then it does it itself.
 			return memory.EnqueueSummaryJob(ctx, of, filterKey, force)
 		})
-	}
-	if s.jobs.add(of.Hash, func() {
-		defer func() {
-			if r := recover(); r != nil {
-				log.ErrorfContext(ctx, "turnstone: the summary of session %q has panicked: %v", of.ID, r)
-			}
-		}()
-		if err := job(); err != nil {
-			log.WarnfContext(ctx, "turnstone: the summary of session %q: %v", of.ID, err)
-		}
-	}) {
-		return nil
-	}
-	return job()
+	})
 }
 
 // summarize stores those summaries of a session that a call of f changes.
@@ -166,52 +143,4 @@ func (s *Sessions) GetSessionSummaryText(ctx context.Context, of *session.Sessio
 		return "", false
 	}
 	return memory.GetSessionSummaryText(ctx, stored, options...)
-}
-
-// jobs runs jobs in a few goroutines. The jobs of one session run one after the other. The zero value starts the
-// goroutines with its first job.
-type jobs struct {
-	mu      sync.Mutex // guards the fields below; it is held while a job is added
-	queues  []chan func()
-	closed  bool
-	running sync.WaitGroup
-}
-
-// add reports whether a job will be done: it is not if there are too many, or after close.
-func (j *jobs) add(session int, job func()) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.queues == nil && !j.closed {
-		for range summaryWorkers {
-			queue := make(chan func(), summaryQueue)
-			j.queues = append(j.queues, queue)
-			j.running.Go(func() {
-				for job := range queue {
-					job()
-				}
-			})
-		}
-	}
-	if j.closed {
-		return false
-	}
-	select {
-	case j.queues[session%summaryWorkers] <- job:
-		return true
-	default:
-		return false
-	}
-}
-
-// close waits until all jobs are done.
-func (j *jobs) close() {
-	j.mu.Lock()
-	if !j.closed {
-		j.closed = true
-		for _, queue := range j.queues {
-			close(queue)
-		}
-	}
-	j.mu.Unlock()
-	j.running.Wait()
 }

@@ -1,0 +1,84 @@
+package trpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"trpc.group/trpc-go/trpc-agent-go/agent"
+	"trpc.group/trpc-go/trpc-agent-go/log"
+	"trpc.group/trpc-go/trpc-agent-go/session"
+)
+
+const (
+	workers      = 3
+	waiting      = 100              // jobs that wait for a worker
+	storeTimeout = 30 * time.Second // of reading and storing what a job is about
+)
+
+// jobs runs jobs in a few goroutines. The jobs of one session run one after the other. The zero value starts the
+// goroutines with its first job.
+type jobs struct {
+	mu      sync.Mutex // guards the fields below; it is held while a job is added
+	queues  []chan func()
+	closed  bool
+	running sync.WaitGroup
+}
+
+// later makes a job of a session, after the request that asks for it, and logs its error with the log of trpc-agent-go. If
+// too many jobs wait, it makes the job at once and returns its error.
+func (j *jobs) later(ctx context.Context, of *session.Session, what string, job func(context.Context) error) error {
+	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the job is.
+	if j.add(of.Hash, func() {
+		defer func() {
+			if r := recover(); r != nil {
+				log.ErrorfContext(ctx, "turnstone: the %s of session %q: panic: %v", what, of.ID, r)
+			}
+		}()
+		if err := job(ctx); err != nil {
+			log.WarnfContext(ctx, "turnstone: the %s of session %q: %v", what, of.ID, err)
+		}
+	}) {
+		return nil
+	}
+	return job(ctx)
+}
+
+// add reports whether a job will be done: it is not if there are too many, or after close.
+func (j *jobs) add(session int, job func()) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.queues == nil && !j.closed {
+		for range workers {
+			queue := make(chan func(), waiting)
+			j.queues = append(j.queues, queue)
+			j.running.Go(func() {
+				for job := range queue {
+					job()
+				}
+			})
+		}
+	}
+	if j.closed {
+		return false
+	}
+	select {
+	case j.queues[session%workers] <- job:
+		return true
+	default:
+		return false
+	}
+}
+
+// close waits until all jobs are done.
+func (j *jobs) close() {
+	j.mu.Lock()
+	if !j.closed {
+		j.closed = true
+		for _, queue := range j.queues {
+			close(queue)
+		}
+	}
+	j.mu.Unlock()
+	j.running.Wait()
+}
