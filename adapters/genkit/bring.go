@@ -19,8 +19,8 @@ import (
 
 // Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
 // such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
-// again, unless somebody has changed it here. With Options.MaxChain so many of each chain are brought. The files are only
-// read; one that can't be read is named among those that differ.
+// again, unless somebody has changed it here. Of each chain, Bring takes the last Options.MaxChain snapshots. It only reads
+// the files, and names those that it can't read in Different.
 func (s *Store[State]) Bring(ctx context.Context, dir, prefix string) (*adapter.Brought, error) {
 	folder := filepath.Join(dir, filepath.FromSlash(prefix))
 	if _, err := os.Stat(folder); err != nil { // The store of files would make it.

@@ -18,7 +18,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	"github.com/firebase/genkit/go/ai"
 	"github.com/firebase/genkit/go/ai/exp"
@@ -32,10 +31,6 @@ import (
 )
 
 const (
-	// root is the group of all sessions, and what their ids and the keys of their snapshots begin with: "/" and an id
-	// follow. Genkit gives each snapshot another id. With Options.Prefix it is prefixed, "/" and the prefix.
-	root     = "genkit"
-	prefixed = "genkit-of"
 	// statePart is the checkpoint part with the state without its messages.
 	statePart = "state"
 	// createdPrefix begins the keys of the records that list the snapshots of a session. The snapshot that was created
@@ -50,22 +45,11 @@ const (
 // A Store is an exp.SessionStore and an exp.SnapshotSubscriber. It is safe for concurrent use.
 //
 // The id of a snapshot, and that of a session, have at most 505 bytes. A message, and the rest of a state, have at
-// most turnstone.MaxPayload bytes; a snapshot without its state has at most turnstone.MaxRecord. Agents whose
-// sessions may have equal ids need a prefix each, or a namespace: see Options and turnstone.Options.
+// most turnstone.MaxPayload bytes; a snapshot without its state has at most turnstone.MaxRecord. If two
+// agents may have sessions of equal ids, give each a prefix, or a namespace of turnstone.Options.
 type Store[State any] struct {
 	store turnstone.Factory
 	o     Options
-}
-
-// Options of a Store, as Genkit's store of files has them. The zero value has no prefix, and keeps all snapshots.
-type Options struct {
-	// Prefix, if set, returns whose snapshots a call is about, for example those of a user, by the call's context. A call
-	// finds those of its own prefix only. An empty prefix, and one that is not UTF-8, is refused. The ids of snapshots and
-	// sessions are shorter by its bytes, those of "/" and "%" threefold, and 4 more.
-	Prefix func(context.Context) string
-	// MaxChain is how many snapshots there are at most from one back along its parents: saving a new one deletes those
-	// before. 0 keeps all. The revisions that they leave in the store go with turnstone.Store.Prune.
-	MaxChain int
 }
 
 var (
@@ -76,18 +60,6 @@ var (
 // NewStore returns a session store on a store of Turnstone.
 func NewStore[State any](store turnstone.Factory, o Options) *Store[State] {
 	return &Store[State]{store, o}
-}
-
-// root returns what the ids and keys begin with that a call is about.
-func (s *Store[State]) root(ctx context.Context) (string, error) {
-	if s.o.Prefix == nil {
-		return root, nil
-	}
-	p := s.o.Prefix(ctx)
-	if p == "" || !utf8.ValidString(p) {
-		return "", &turnstone.InvalidError{Where: "prefix", Reason: fmt.Sprintf("%q is empty or not UTF-8", p)}
-	}
-	return adapter.Join(prefixed, p), nil
 }
 
 // row is the value of a snapshot's record.
@@ -351,43 +323,6 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		_, err = s.store.CommitAll(ctx, c)
 	}
 	return err
-}
-
-// past returns the changes that delete the snapshots which are too many when a new one is saved.
-func (s *Store[State]) past(ctx context.Context, root string, next *exp.SessionSnapshot[State]) (out []turnstone.RecordChange, err error) {
-	if s.o.MaxChain <= 0 || next.ParentID == "" {
-		return nil, nil
-	}
-	h, err := s.store.Session(ctx, root+"/"+next.SessionID)
-	if err != nil {
-		return nil, unless(adapter.Gone, err)
-	}
-	all, _, err := adapter.Records(ctx, h, root+"/")
-	if err != nil {
-		return nil, unless(adapter.Gone, err)
-	}
-	there := map[string]turnstone.Record{}
-	for _, r := range all {
-		there[r.Key] = r
-	}
-	for n, key := 1, root+"/"+next.ParentID; len(out) < turnstone.MaxRecords/2; n++ {
-		r, found := there[key]
-		if !found {
-			break
-		}
-		delete(there, key)
-		var of row[State]
-		if err := of.read(r); err != nil {
-			return nil, err
-		}
-		if n >= s.o.MaxChain {
-			out = append(out,
-				turnstone.RecordChange{Key: key, Action: turnstone.DeleteRecord, Expect: r.Version},
-				turnstone.RecordChange{Key: createdKey(&of.Snapshot), Action: turnstone.DeleteRecord})
-		}
-		key = root + "/" + of.Snapshot.ParentID
-	}
-	return out, nil
 }
 
 // stateJSON returns a state as JSON, or nil if there is none.
