@@ -1,13 +1,29 @@
 package adapter
 
-// Brought is what the method Bring of an adapter did, which brings what a framework has in a store of its own. What was
-// brought is read again from both, and compared. Bring may be called again: it goes on after it was cut off, and brings
-// what has come since.
+// Brought says what a call of the method Bring did. An adapter with that method brings what its framework has in another
+// store. Bring reads what it has brought again, and compares both stores. The next call of Bring goes on where one was cut
+// off, and brings what has come since.
 type Brought struct {
 	Found     int // sessions, or snapshots
 	Unchanged int // of them, since they were brought
 	Brought   int // events, messages or snapshots
-	// Different names what was there already and is not what the source has, which is left alone, and what can't be read or
-	// stored.
+	// Different names what can't be read or stored, and what was here already and is not what the source has. Bring leaves
+	// both alone.
 	Different []string
+}
+
+// InCommits returns events in the groups that Bring commits: at most 200 events, and 4 MiB by what size says of each,
+// unless one event alone has more.
+func InCommits[E any](events []E, size func(E) int) (out [][]E) {
+	const most, mostBytes = 200, 4 << 20
+	total := 0
+	for _, e := range events {
+		n := size(e)
+		if len(out) == 0 || len(out[len(out)-1]) == most || total+n > mostBytes {
+			out, total = append(out, nil), 0
+		}
+		out[len(out)-1] = append(out[len(out)-1], e)
+		total += n
+	}
+	return out
 }

@@ -108,8 +108,14 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		if late {
 			checkpoint[adapter.LatePart] = nil
 		}
-		goesOn := len(st.Nodes) > len(want) || h != nil && noted == "" // A host has gone on here: the state is what it has made of it.
-		if h, err = s.add(ctx, id, h, st.Revision, want[both:], checkpoint, goesOn, adapter.Join(sessionRoot, app, user)); err != nil {
+		// If a host has gone on here, the state is what the host has made of it.
+		goesOn := len(st.Nodes) > len(want) || h != nil && noted == ""
+		parts := adapter.InCommits(want[both:], func(e brought) int { return len(e.node.Payload) })
+		if len(parts) == 0 && !goesOn {
+			parts = [][]brought{nil} // It is the state alone that has changed.
+		}
+		r := turnstone.Request{ID: id, Metadata: head.Metadata{Group: adapter.Join(sessionRoot, app, user)}}
+		if h, err = s.add(ctx, r, h, st.Revision, parts, checkpoint); err != nil {
 			if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
 				continue // Somebody else has added events.
 			}
@@ -128,7 +134,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 	}
 }
 
-// standing returns the session of an id, if there is one, what it says of the last migration, and its events.
+// standing returns the session of an id with its events, and up to where it was brought. The session is nil if there is none.
 func (s *Sessions) standing(ctx context.Context, id string) (turnstone.Persistence, string, *turnstone.State, error) {
 	h, err := s.store.Session(ctx, id)
 	if adapter.Gone(err) {
@@ -144,19 +150,15 @@ func (s *Sessions) standing(ctx context.Context, id string) (turnstone.Persisten
 	return h, string(st.Records[broughtKey].Value), st, nil
 }
 
-// add commits events, and the state of a session unless a host has gone on there.
-func (s *Sessions) add(ctx context.Context, id string, h turnstone.Persistence, at head.Revision, events []brought, checkpoint map[string][]byte, goesOn bool, group string) (turnstone.Persistence, error) {
-	parts := partsOf(events)
-	if len(parts) == 0 && !goesOn {
-		parts = append(parts, nil)
-	}
+// add makes a commit of each part to a session, which the first one makes if h is nil. It returns the session.
+func (s *Sessions) add(ctx context.Context, r turnstone.Request, h turnstone.Persistence, at head.Revision, parts [][]brought, checkpoint map[string][]byte) (turnstone.Persistence, error) {
 	for _, some := range parts {
 		c := turnstone.SessionCommit{Session: h, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
 		for _, e := range some {
 			c.Nodes = append(c.Nodes, e.node)
 		}
 		if h == nil {
-			c.Create = &turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}
+			c.Create = &r
 		}
 		results, err := s.store.CommitAll(ctx, c)
 		if err != nil {
@@ -164,7 +166,7 @@ func (s *Sessions) add(ctx context.Context, id string, h turnstone.Persistence, 
 		}
 		at = results[0].Revision
 		if h == nil {
-			if h, err = s.store.Session(ctx, id); err != nil {
+			if h, err = s.store.Session(ctx, r.ID); err != nil {
 				return nil, err
 			}
 		}
@@ -176,21 +178,6 @@ func (s *Sessions) add(ctx context.Context, id string, h turnstone.Persistence, 
 type brought struct {
 	node turnstone.NewNode
 	used []head.Usage
-}
-
-// partsOf returns events by commits.
-func partsOf(events []brought) (out [][]brought) {
-	const most = 4 << 20
-	size := 0
-	for _, e := range events {
-		n := len(e.node.Payload)
-		if len(out) == 0 || len(out[len(out)-1]) == memoriesAtOnce || size+n > most {
-			out, size = append(out, nil), 0
-		}
-		out[len(out)-1] = append(out[len(out)-1], e)
-		size += n
-	}
-	return out
 }
 
 // usageOf returns the tokens of events, by their models.

@@ -141,6 +141,12 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	}
 	speak(source, "trips", "user 0", "s/0", 2)
 	speak(source, "trips", "user 1", "new", 2)
+	long := strings.Repeat("u", 600)
+	speak(source, "refused", long, "s", 1)
+	speak(source, "refused", "v", "s", 1)
+	if b, err := target.Bring(ctx, source, "refused"); err != nil || b.Found != 2 || b.Brought != 1 || len(b.Different) != 1 || !strings.Contains(b.Different[0], long) {
+		t.Errorf("%+v, %v", b, err)
+	}
 	if b, err := target.Bring(ctx, source, apps...); err != nil || b.Unchanged != 11 || b.Brought != 4 || len(b.Different) > 0 {
 		t.Errorf("%+v, %v", b, err)
 	}

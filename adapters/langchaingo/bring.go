@@ -15,9 +15,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// Bring adds the messages of another history that are not there yet, for example one of LangChainGo's on SQLite, whose
-// Limit has to let it read all of them. A Bring that was cut off goes on where it was. A history that has others than that
-// one is left alone.
+// Bring adds the messages that another history has and this one has not yet. The other one may be LangChainGo's on SQLite:
+// set its Limit so that it reads all messages. Bring goes on where an earlier call was cut off. It leaves this history
+// alone if that has other messages already.
 func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*adapter.Brought, error) {
 	out := &adapter.Brought{Found: 1}
 	for {
@@ -70,19 +70,17 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*a
 
 // bring adds messages to a session of that revision.
 func (h *History) bring(ctx context.Context, at head.Revision, messages []llms.ChatMessage) error {
-	const most, bytes = 1000, 4 << 20
-	for len(messages) > 0 {
-		var nodes []turnstone.NewNode
-		for size := 0; len(messages) > 0 && len(nodes) < most && size < bytes; messages = messages[1:] {
-			n, err := nodeOf(messages[0])
-			if err != nil {
-				return err
-			}
-			nodes, size = append(nodes, n), size+len(n.Payload)
+	nodes := make([]turnstone.NewNode, len(messages))
+	for i, m := range messages {
+		var err error
+		if nodes[i], err = nodeOf(m); err != nil {
+			return err
 		}
+	}
+	for _, some := range adapter.InCommits(nodes, func(n turnstone.NewNode) int { return len(n.Payload) }) {
 		results, err := h.store.CommitAll(ctx, turnstone.SessionCommit{
 			Create: &turnstone.Request{ID: h.id, Metadata: head.Metadata{Group: group}},
-			Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Nodes: nodes},
+			Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Nodes: some},
 		})
 		if err != nil {
 			return err
