@@ -1,8 +1,7 @@
 // Memory of ADK.
 
-import { randomBytes } from "node:crypto";
 import type { Session as AdkSession, BaseMemoryService, Event, MemoryEntry, SearchMemoryRequest, SearchMemoryResponse } from "@google/adk";
-import { gone, join, short } from "./adapter.ts";
+import { gone, join, newId, short } from "./adapter.ts";
 import { eventOf, payloadOf } from "./adk-events.ts";
 import type { Client, Session } from "./client.ts";
 import { ConflictError } from "./errors.ts";
@@ -69,7 +68,7 @@ async function remember(session: Session, nodes: NewNode[]): Promise<void> {
 		const fresh = nodes.filter((n) => !there.has(n.key as string));
 		if (fresh.length === 0) return;
 		try {
-			await session.commit({ nodes: fresh, expected: revision, turn: randomBytes(16).toString("hex") });
+			await session.commit({ nodes: fresh, expected: revision, turn: newId() });
 			return;
 		} catch (e) {
 			if (!(e instanceof ConflictError) || e.outcomeUnknown) throw e;

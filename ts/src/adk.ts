@@ -22,7 +22,7 @@
  * @module
  */
 
-import { randomBytes, randomUUID } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import {
 	type Session as AdkSession,
 	type AppendEventRequest,
@@ -36,7 +36,21 @@ import {
 	type ListSessionsResponse,
 	State,
 } from "@google/adk";
-import { gone, join, json, listed, marshal, names, outcomeUnknown, RawJSON, rawFields, type StateChange, States, unmarshal } from "./adapter.ts";
+import {
+	gone,
+	join,
+	json,
+	listed,
+	marshal,
+	names,
+	newId,
+	outcomeUnknown,
+	RawJSON,
+	rawFields,
+	type StateChange,
+	States,
+	unmarshal,
+} from "./adapter.ts";
 import { artifactRoot } from "./adk-artifacts.ts";
 import { eventOf, kindOf, milliseconds, payloadOf, usageOf, type Values } from "./adk-events.ts";
 import { type Client, Session, type SessionCommit } from "./client.ts";
@@ -97,7 +111,7 @@ export class TurnstoneSessions extends BaseSessionService {
 		const own = changed(new Map(), deltas.own);
 		const shown = await this.#shared(appName, userId);
 		const create = { id: join(root, appName, userId, id), group: join(root, appName, userId) };
-		const first = { create, turn: randomBytes(16).toString("hex"), checkpoint: { [statePart]: partOf(own) } };
+		const first = { create, turn: newId(), checkpoint: { [statePart]: partOf(own) } };
 		let revision: number | undefined;
 		try {
 			revision = await this.#commit(appName, userId, deltas, first);

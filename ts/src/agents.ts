@@ -13,7 +13,7 @@
  * @module
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { createHash } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 import type {
 	AgentInputItem,
@@ -23,7 +23,7 @@ import type {
 	SessionHistoryTransactionArgs,
 	SessionHistoryTransactionAwareSession,
 } from "@openai/agents";
-import { untilStands } from "./adapter.ts";
+import { newId, untilStands } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
 import { NotFoundError, TurnstoneError } from "./errors.ts";
 import { fromJSON, inOrder, toJSON } from "./json.ts";
@@ -64,7 +64,7 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 	async addItems(items: AgentInputItem[]): Promise<void> {
 		if (items.length === 0) return;
 		const create = { id: this.#id, group: this.#group };
-		await this.#client.commitAll([{ create, nodes: items.map(nodeOf), expected: "any", turn: newTurn() }]);
+		await this.#client.commitAll([{ create, nodes: items.map(nodeOf), expected: "any", turn: newId() }]);
 	}
 
 	/** Removes the last item, and returns it. Of several callers each gets another one. */
@@ -74,7 +74,7 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 				const state = await s.load({ last: 1 });
 				const [n] = state.nodes;
 				if (!n) return undefined;
-				await s.commit({ expected: state.revision, leaf: n.parent ?? "none", tombstone: [n.id], turn: newTurn() });
+				await s.commit({ expected: state.revision, leaf: n.parent ?? "none", tombstone: [n.id], turn: newId() });
 				return itemOf(n);
 			}),
 		);
@@ -110,7 +110,7 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 		if (type !== "append_items" && type !== "replace_suffix") throw new TypeError(`there is no transaction ${JSON.stringify(type)}`);
 		const key = operationKey + hash(operationId);
 		const value = hash(JSON.stringify(inOrder(JSON.parse(toJSON(transaction)))));
-		const turn = newTurn();
+		const turn = newId();
 		const [items, suffix] = type === "append_items" ? [transaction.items, []] : [transaction.replacement, transaction.expectedSuffix];
 		await this.#made((s) =>
 			untilStands(async () => {
@@ -135,7 +135,7 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 
 	/** Replaces the items from the first one on that a change changes. hidden tells whether the replaced ones can't be read any more. */
 	async #rewrite(change: (items: AgentInputItem[]) => AgentInputItem[], hidden: boolean): Promise<void> {
-		const turn = newTurn();
+		const turn = newId();
 		await this.#made((s) =>
 			untilStands(async () => {
 				const state = await s.load();
@@ -218,10 +218,6 @@ function itemOf(n: Node): AgentInputItem {
 
 function isCall(item: AgentInputItem, callId: string): boolean {
 	return item.type === "function_call" && item.callId === callId;
-}
-
-function newTurn(): string {
-	return randomBytes(16).toString("hex");
 }
 
 function hash(text: string): string {

@@ -17,9 +17,9 @@
  * @module
  */
 
-import { randomBytes } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 import type { UIMessage } from "ai";
+import { newId } from "./adapter.ts";
 import { type Client, Session } from "./client.ts";
 import { ConflictError, NotFoundError } from "./errors.ts";
 import { fromJSON, toJSON } from "./json.ts";
@@ -57,7 +57,7 @@ export class TurnstoneChats<Message extends UIMessage = UIMessage> {
 	 */
 	async saveAt({ chatId, messages, revision: expected }: { chatId: string; messages: Message[]; revision?: number }): Promise<number> {
 		const wanted = messages.map((m) => ({ kind: m.role, payload: toJSON(m, { dates: true }) }));
-		const turn = randomBytes(16).toString("hex");
+		const turn = newId();
 		for (;;) {
 			const { nodes, revision } = await this.#nodes(chatId);
 			let same = 0;

@@ -14,7 +14,7 @@
  * @module
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { createHash } from "node:crypto";
 import {
 	foldSessionSummary,
 	type SessionKey,
@@ -22,7 +22,7 @@ import {
 	type SessionStoreEntry,
 	type SessionSummaryEntry,
 } from "@anthropic-ai/claude-agent-sdk";
-import { gone, join, listed, maxPage, outcomeUnknown, short } from "./adapter.ts";
+import { gone, join, listed, maxPage, newId, outcomeUnknown, short } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
 import { ConflictError, TurnConflictError } from "./errors.ts";
 import type { Create, Info, NewNode, Usage } from "./types.ts";
@@ -69,7 +69,7 @@ export class TurnstoneSessionStore implements SessionStore {
 			let { stored, turn } = t.failed?.digest === digest ? t.failed : { stored: 0, turn: "" };
 			t.failed = undefined;
 			for (const some of parts(lines).slice(stored)) {
-				turn ||= randomBytes(16).toString("hex");
+				turn ||= newId();
 				try {
 					await this.#append(t, some, turn);
 				} catch (e) {

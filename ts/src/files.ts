@@ -1,10 +1,9 @@
 // Files with versions. Package adapter has the same for Go, and turnstonedb.adk for Python: each reads what the others
 // have written.
 
-import { randomBytes } from "node:crypto";
 import type { Session } from "./client.ts";
 import { NotFoundError, RecordConflictError } from "./errors.ts";
-import { records } from "./sessions.ts";
+import { newId, records } from "./sessions.ts";
 import type { Attachment, StoredRecord } from "./types.ts";
 import { json } from "./values.ts";
 
@@ -43,7 +42,7 @@ function fileOf<About>(r: StoredRecord): File<About> {
 
 /** Stores the next version of a file, and returns it. The name and the media type have 256 bytes at most. */
 export async function saveFile<About>(session: Session, name: string, mediaType: string, bytes: Uint8Array, about: About): Promise<File<About>> {
-	const said = { about, created: new Date().toISOString(), node: randomBytes(16).toString("hex") };
+	const said = { about, created: new Date().toISOString(), node: newId() };
 	json(said); // What can't be stored is refused before any effect.
 	const content = await session.putAttachment(bytes, { mediaType, name });
 	for (;;) {
@@ -111,7 +110,7 @@ export async function deleteFile(session: Session, name: string): Promise<void> 
 		try {
 			await session.commit({
 				expected: "any",
-				turn: randomBytes(16).toString("hex"),
+				turn: newId(),
 				// The record of the name changes with each version that is saved.
 				records: [
 					{ key: named.key, action: more ? "check" : "delete", expect: named.version },

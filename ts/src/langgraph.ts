@@ -13,7 +13,7 @@
  * @module
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { createHash } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 import type { RunnableConfig } from "@langchain/core/runnables";
 import {
@@ -31,6 +31,7 @@ import {
 	type SerializerProtocol,
 	WRITES_IDX_MAP,
 } from "@langchain/langgraph-checkpoint";
+import { newId } from "./adapter.ts";
 import { type Client, Session } from "./client.ts";
 import { ConflictError, InvalidError, NotFoundError, RecordConflictError, SessionDeletedError, TurnstoneError } from "./errors.ts";
 import type { Commit, Create, Info, NewNode, Node, RecordChange, Ref, StoredRecord } from "./types.ts";
@@ -441,8 +442,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const head = await this.#head(session);
 		// A session without a birth has no checkpoints left.
 		if (born !== undefined && head?.born !== born && head?.born !== "") throw deleted(place);
-		if (head) return { head: { ...head, born: head.born || newTurn() }, found: true, known: false };
-		const none = { revision: 0, id: undefined, parts: new Set<string>(), versions: {}, latest: { id: "", version: "none" }, born: newTurn() };
+		if (head) return { head: { ...head, born: head.born || newId() }, found: true, known: false };
+		const none = { revision: 0, id: undefined, parts: new Set<string>(), versions: {}, latest: { id: "", version: "none" }, born: newId() };
 		return { head: none, found: false, known: false };
 	}
 
@@ -610,7 +611,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			const guard = born === undefined ? [] : [await this.#guard(place, born)];
 			try {
 				if (fresh.length > 0) {
-					await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn: newTurn(), nodes: fresh, records: guard }]);
+					await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn: newId(), nodes: fresh, records: guard }]);
 					this.#heads.delete(session.id);
 					fresh = [];
 				} else {
@@ -741,10 +742,6 @@ function asJSON(metadata: CheckpointMetadata): { metadata?: CheckpointMetadata }
 	} catch {
 		return {}; // JSON has no way to say them.
 	}
-}
-
-function newTurn(): string {
-	return randomBytes(16).toString("hex");
 }
 
 /** Compares by code points. */

@@ -1,6 +1,6 @@
 // Ids that are joined of names, and lists that miss nothing. Package adapter has the same for Go, and turnstonedb.adapter for Python.
 
-import { createHash } from "node:crypto";
+import { createHash, randomBytes } from "node:crypto";
 import type { Client, Session } from "./client.ts";
 import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
 import { compareTimes } from "./times.ts";
@@ -52,6 +52,11 @@ export function gone(error: unknown): boolean {
 /** Reports whether what a call was to do may or may not stand after an error. */
 export function outcomeUnknown(error: unknown): boolean {
 	return !(error instanceof TurnstoneError) || error.outcomeUnknown;
+}
+
+/** Returns an id that nobody has had: of a turn, or the key of a node. */
+export function newId(): string {
+	return randomBytes(16).toString("hex");
 }
 
 /**

@@ -15,10 +15,10 @@ import {
 	type UpdateBufferedReflectionInput,
 	type UpdateObservationalMemoryConfigInput,
 } from "@mastra/core/storage";
-import { join, short } from "../adapter.ts";
+import { join, newId, short } from "../adapter.ts";
 import type { Client } from "../client.ts";
 import type { RecordChange } from "../types.ts";
-import { keyOf, newId, onto, standing, untilCommitted } from "./stored.ts";
+import { keyOf, onto, standing, untilCommitted } from "./stored.ts";
 import { group, sessionOf } from "./thread.ts";
 
 /** The group of the sessions of resources. */

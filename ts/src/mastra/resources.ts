@@ -1,6 +1,7 @@
 import type { StorageResourceType } from "@mastra/core/storage";
+import { newId } from "../adapter.ts";
 import { ObservationalMemory, resourceGroup, resourcePart, resourceSession } from "./observations.ts";
-import { newId, onto, partsOf, type Standing, standing, untilCommitted } from "./stored.ts";
+import { onto, partsOf, type Standing, standing, untilCommitted } from "./stored.ts";
 
 /** Resources, with their working memory. Each is a part of the checkpoint of a session that no prune deletes. */
 export abstract class ResourceMemory extends ObservationalMemory {

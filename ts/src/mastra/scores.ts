@@ -14,10 +14,10 @@ import {
 	type StoragePagination,
 	type TableRetentionPolicy,
 } from "@mastra/core/storage";
-import { join, listed, recorded, short } from "../adapter.ts";
+import { join, listed, newId, recorded, short } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
 import type { RecordChange } from "../types.ts";
-import { each, grouped, keyOf, newId, nodesOf, onto, pruned, remove, saidOf, standing, untilCommitted } from "./stored.ts";
+import { each, grouped, keyOf, nodesOf, onto, pruned, remove, saidOf, standing, untilCommitted } from "./stored.ts";
 
 const group = "mastra-scores";
 const sessionOf = (runId: string) => short(join(group, runId));

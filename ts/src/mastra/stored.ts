@@ -1,6 +1,5 @@
 // How the domains read and write what they keep: JSON in the parts of a session's checkpoint, and records that find sessions.
 
-import { randomBytes } from "node:crypto";
 import {
 	executeRetentionPrune,
 	type PruneOptions,
@@ -22,11 +21,6 @@ const atOnce = 16;
 /** Returns the key of a record, or the beginning of the keys of several: names of any content, each with a slash behind it. */
 export function keyOf(root: string, ...names: string[]): string {
 	return `mastra/${root}/${names.map((n) => `${short(join("", n).slice(1), maxName)}/`).join("")}`;
-}
-
-/** Returns a new turn id, or a key that no other node has. */
-export function newId(): string {
-	return randomBytes(16).toString("hex");
 }
 
 /** A session as it stands: parts of its checkpoint, and records. All are of one moment, and empty if there is no session. */

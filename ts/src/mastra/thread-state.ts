@@ -5,9 +5,9 @@ import {
 	type TableRetentionPolicy,
 	ThreadStateStorage,
 } from "@mastra/core/storage";
-import { recorded } from "../adapter.ts";
+import { newId, recorded } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, onto, pruned, type Standing, saidOf, standing, sum, untilCommitted } from "./stored.ts";
+import { each, keyOf, onto, pruned, type Standing, saidOf, standing, sum, untilCommitted } from "./stored.ts";
 import { group, ofThread, sessionOf } from "./thread.ts";
 
 const statePart = "state";

@@ -1,8 +1,8 @@
 import type { MastraDBMessage, StorageThreadType } from "@mastra/core/memory";
-import { join, short } from "../adapter.ts";
+import { join, newId, short } from "../adapter.ts";
 import type { Client, SessionCommit } from "../client.ts";
 import type { NewNode, Node, RecordChange } from "../types.ts";
-import { keyOf, newId, nodesOf, onto, type Standing, saidOf, standing } from "./stored.ts";
+import { keyOf, nodesOf, onto, type Standing, saidOf, standing } from "./stored.ts";
 
 /** The group of all threads, which has one for each resource. */
 export const group = "mastra";

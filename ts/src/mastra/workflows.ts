@@ -15,9 +15,9 @@ import {
 	WorkflowsStorage,
 } from "@mastra/core/storage";
 import type { WorkflowRunState } from "@mastra/core/workflows";
-import { join, listed, recorded, short } from "../adapter.ts";
+import { join, listed, newId, recorded, short } from "../adapter.ts";
 import type { Client } from "../client.ts";
-import { each, keyOf, newId, onto, partsOf, pruned, remove, removeIf, saidOf, standing, sum, untilCommitted } from "./stored.ts";
+import { each, keyOf, onto, partsOf, pruned, remove, removeIf, saidOf, standing, sum, untilCommitted } from "./stored.ts";
 
 const group = "mastra-workflows";
 const runPart = "run";
