@@ -90,3 +90,11 @@ async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monk
 
         monkeypatch.setattr(db, "list", busy)
         assert {i.id for i in await adapter.listed(db, group="g")} == {f"s{i}" for i in range(12)}
+
+
+def test_events_are_in_commits() -> None:
+    whole = 4 << 20
+    for sizes, want in (([], []), ([1] * 401, [200, 200, 1]), ([whole, whole + 1, 1, whole - 1, 1], [1, 1, 2, 1])):
+        got = adapter.in_commits(sizes, int)
+        assert [len(some) for some in got] == want
+        assert [n for some in got for n in some] == sizes

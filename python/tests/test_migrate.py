@@ -250,8 +250,8 @@ def test_a_host_goes_over_without_a_pause(tmp_path: Path) -> None:
         assert len(list(saver.list(None))) > 4
 
 
-@pytest.mark.parametrize("deletes", [False, True])
-def test_what_a_host_does_beside_a_migration_stays(tmp_path: Path, deletes: bool) -> None:
+@pytest.mark.parametrize("deletes", ["", "deletes", "makes it anew"])
+def test_what_a_host_does_beside_a_migration_stays(tmp_path: Path, deletes: str) -> None:
     config: Any = {"configurable": {"thread_id": "t/0 é"}}
     with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
         fill(old, range(1))
@@ -259,9 +259,12 @@ def test_what_a_host_does_beside_a_migration_stays(tmp_path: Path, deletes: bool
         class Slow(SqliteSaver):
             def list(self, *args: Any, **kwargs: Any) -> Any:
                 yield from super().list(*args, **kwargs)
-                if not saver.get_tuple(config) or deletes:  # The host comes while the migration has read the thread.
+                # The host comes while the migration has read the thread.
+                if deletes:
                     saver.delete_thread("t/0 é")
-                else:
+                if deletes == "makes it anew":
+                    graph(saver).invoke({"said": ["anew"], "n": 0}, config)
+                elif not deletes:
                     graph(saver).invoke(Command(resume="the host's"), config)
 
         saver = MigratingSaver(client, old)
@@ -270,10 +273,23 @@ def test_what_a_host_does_beside_a_migration_stays(tmp_path: Path, deletes: bool
         assert langgraph(slow, client).different == []
         other = MigratingSaver(client, old)
         found = other.get_tuple(config)
-        assert (found is None) == deletes
+        assert (found is None) == (deletes == "deletes")
         if found:
             assert found == saver.get_tuple(config)
+        if not deletes:
             assert len(list(other.list(config))) > len(list(old.list(config)))
+
+
+def test_a_thread_that_the_store_refuses_is_named_and_the_others_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite(tmp_path / "db") as old:
+        fill(old, range(2))
+        old.put({"configurable": {"thread_id": "x" * 5000, "checkpoint_ns": ""}}, empty_checkpoint(), {}, {})
+    assert main(["langgraph", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]) == 1
+    out = capsys.readouterr()
+    assert out.out.startswith("3 found, 0 unchanged")
+    assert out.err.startswith("thread 'xxx")
+    with store(tmp_path / "s") as client:
+        assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {"t/0 é", "t/1 é"}
 
 
 def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> None:
@@ -364,6 +380,13 @@ async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.Capture
         assert await asyncio.to_thread(main, [*command, *flags]) == 0
         return capsys.readouterr().out
 
+    await speak(source, "refused", "u" * 600, "s", r, 1)
+    await speak(source, "refused", "v", "s", r, 1)
+    async with await AsyncClient.open(tmp_path / "refused", idle=2) as client:
+        report = await adk(source, client, ["refused"])
+        assert (report.found, report.brought, [d[:20] for d in report.different]) == (2, 1, ["session 'refused/uuu"])
+    await source.delete_session(app_name="refused", user_id="u" * 600, session_id="s")
+    await source.delete_session(app_name="refused", user_id="v", session_id="s")
     assert await migrated("--dry-run") == "12 found, 0 unchanged, 932 events to bring\n"
     async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
         commit_all, calls = client.commit_all, iter(range(1000))

@@ -10,14 +10,18 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ._async import AsyncClient, AsyncSession
 from ._sync import Client
 from ._wire import Object
 from .errors import Error, NotFoundError, RecordConflictError
 from .types import Commit, Info, Page, Record, RecordChange, Result
+
+T = TypeVar("T")
+
+_MAX_BYTES = 4 << 20  # of the events of a commit
 
 MAX_ID = 512
 """How many bytes the id of a session has at most."""
@@ -156,6 +160,20 @@ def _untyped(value: Any) -> Any:
             return {k: _untyped(v) for k, v in inner.items()} if isinstance(inner, dict) else _untyped(inner)
         return {k: _untyped(v) for k, v in value.items()}
     return value
+
+
+def in_commits(events: Iterable[T], size: Callable[[T], int], most: int = 200) -> list[list[T]]:
+    """Returns events in groups for commits: at most `most` of them, and 4 MiB by what `size` says of each, unless one alone has more."""
+    out: list[list[T]] = []
+    total = 0
+    for e in events:
+        n = size(e)
+        if not out or len(out[-1]) == most or total + n > _MAX_BYTES:
+            out.append([])
+            total = 0
+        out[-1].append(e)
+        total += n
+    return out
 
 
 # States

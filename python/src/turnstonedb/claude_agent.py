@@ -41,8 +41,7 @@ _MIRROR = {_FORMAT: "claude-code", ".import.mirror": "claude-agent-sdk"}
 _SUMMARY = "claude.summary/"  # and the project: the key of a record of the session
 _STAMP = ".import.stamp"  # a record of a session that an import has read from its file
 
-_AT_ONCE = 500  # lines of a commit
-_BYTES_AT_ONCE = 4 << 20  # of these
+_AT_ONCE = 500  # lines of a commit, of 4 MiB
 _MODEL = 128  # bytes of the name of a model
 _BESIDE = 60.0  # seconds since the last event that an import has read, if the agent goes on while it reads
 _KNOWN = 256  # transcripts that are remembered
@@ -71,7 +70,7 @@ class TurnstoneSessionStore(SessionStore):
             digest = hashlib.sha256(b"\n".join(line.payload for line in lines)).digest()
             stored, turn = t.failed[1:] if t.failed and t.failed[0] == digest else (0, "")
             t.failed = None
-            for i, some in enumerate(_parts(lines)[stored:], stored):
+            for i, some in enumerate(adapter.in_commits(lines, lambda line: len(line.payload), _AT_ONCE)[stored:], stored):
                 turn = turn or secrets.token_hex(16)
                 try:
                     await self._append(t, some, turn)
@@ -349,8 +348,8 @@ class _Transcript:
     def new(self, lines: list[_Line]) -> list[_Line]:
         """Returns the lines that are not there."""
         out, seen = [], set()
-        # An import has read the beginning of these lines, or none. If the first one with a uuid says that it is none, then what is before that one is new as well, unless
-        # the import has stopped there just now.
+        # An import has read the first of these lines, or none of them. If the first line with a uuid is new, then the lines before it are new as well, unless the import
+        # has stopped between these just now.
         if not self.beside and next((line.uuid for line in lines if line.uuid), "") not in self.nodes:
             self.imported = None
         for line in lines:
@@ -428,18 +427,6 @@ def _has_result(entry: dict[str, Any]) -> bool:
     message = entry.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     return isinstance(content, list) and any(isinstance(b, dict) and b.get("type") == "tool_result" for b in content)
-
-
-def _parts(lines: list[_Line]) -> list[list[_Line]]:
-    out: list[list[_Line]] = [[]]
-    size = 0
-    for line in lines:
-        size += len(line.payload)
-        if out[-1] and (len(out[-1]) == _AT_ONCE or size > _BYTES_AT_ONCE):
-            out.append([])
-            size = len(line.payload)
-        out[-1].append(line)
-    return out
 
 
 def _order(n: int, layout: bytes | None) -> list[int]:

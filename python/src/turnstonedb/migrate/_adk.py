@@ -14,7 +14,7 @@ from .. import adapter
 from .._async import AsyncClient
 from ..errors import ConflictError, InvalidError, NotFoundError
 from ..types import Commit, NewNode, RecordChange, Usage
-from ._report import NOTE, Report, parts, sqlite
+from ._report import NOTE, Report, sqlite
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
@@ -85,7 +85,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
         goes_on = len(has) > len(want) or (handle is not None and not noted)  # A host has gone on there: the state is what it has made of it.
         try:
-            for some in parts(new, lambda e: len(_text(e))) or ([] if goes_on else [[]]):
+            for some in adapter.in_commits(new, lambda e: len(_text(e))) or ([] if goes_on else [[]]):
                 commit = Commit(
                     revision, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint={_STATE: _object(own), **late}, usage=_used(some)
                 )

@@ -12,7 +12,7 @@ from .. import adapter
 from .._sync import Client
 from ..errors import ConflictError, InvalidError, NotFoundError
 from ..types import NewNode
-from ._report import Report, parts, sqlite
+from ._report import Report, sqlite
 
 
 def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
@@ -55,7 +55,7 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
             handle, _ = client.create(id)
         nodes = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new]
         try:
-            for some in parts(nodes, lambda n: len(n.payload)):
+            for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
                 revision = handle.commit(some, expected=revision, turn=secrets.token_hex(16)).revision
         except ConflictError:
             continue  # Somebody else has added items.

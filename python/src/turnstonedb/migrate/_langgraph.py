@@ -17,7 +17,7 @@ from urllib.parse import quote
 from .. import _calls, adapter
 from .._steps import Steps, drive
 from .._sync import Client
-from ..errors import NotFoundError, RecordConflictError
+from ..errors import InvalidError, NotFoundError, RecordConflictError
 from ..types import RecordChange
 from ._report import NOTE, Report, sqlite
 
@@ -78,7 +78,10 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
         elif dry_run:
             report.add(brought=int(stands.split(maxsplit=1)[0]) if stands[0] != "[" else len(json.loads(stands)))
         else:
-            brought, different = _thread(source, target, client, place, stands)
+            try:
+                brought, different = _thread(source, target, client, place, stands)
+            except InvalidError as e:  # what the store refuses
+                brought, different = 0, f"thread {adapter.cut(repr(place[0]), 200)}: {e}"
             report.add(brought=brought, different=different)
         if progress:
             progress(report)
@@ -139,10 +142,11 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             # Writes of special channels have indexes of their own, and the others are counted without them.
             for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
-    if _is_gone(client, place[0]):  # Somebody has deleted it meanwhile.
-        target.delete_thread(place[0])
-        return 0, ""
     found = {t.checkpoint["id"]: t for t in target.list(config)}
+    if _is_gone(client, place[0]):  # A host has deleted the thread meanwhile, and may have made it again.
+        if found.keys() <= kept.keys():
+            client.delete(_session(*place))
+        return 0, ""
     if _noted(client, place)[1] != version:
         return brought, ""  # A host, or another migration, has brought it meanwhile.
     for id, t in kept.items():
