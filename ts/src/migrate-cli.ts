@@ -1,14 +1,17 @@
 #!/usr/bin/env node
 // The command turnstonedb-migrate: see migrate.ts.
 
+import { existsSync, mkdtempSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { parseArgs } from "node:util";
 import type { BaseCheckpointSaver } from "@langchain/langgraph-checkpoint";
 import { Client } from "./client.ts";
 import { langgraph } from "./migrate.ts";
 
 const usage = `turnstonedb-migrate langgraph sqlite:FILE|postgresql://…
-    --store DIR|https://… [--token T] [--namespace N] [--dry-run]
+    --store DIR|https://…|unix:PATH [--token T] [--namespace N] [--dry-run]
 
 Brings the threads of LangGraph.js' own savers to a store. It returns 1 if something is there already and differs.`;
 
@@ -40,7 +43,10 @@ async function main(): Promise<number> {
 		return help ? 0 : 2;
 	}
 	const options = { ...(token ? { token } : {}), ...(namespace ? { namespace } : {}) };
-	const client = store.includes("://") ? new Client(store, options) : await Client.open(store, options);
+	const served = /^(https?:\/\/|unix:)/.test(store);
+	// A dry run makes no store: it looks at an empty one if there is none yet.
+	const empty = dryRun && !served && !existsSync(store) ? mkdtempSync(join(tmpdir(), "t")) : undefined;
+	const client = served ? new Client(store, options) : await Client.open(empty ? join(empty, "s") : store, options);
 	try {
 		const { saver, close } = await opened(url);
 		try {
@@ -53,6 +59,7 @@ async function main(): Promise<number> {
 		}
 	} finally {
 		client.close();
+		if (empty) rmSync(empty, { recursive: true, force: true, maxRetries: 20 });
 	}
 }
 

@@ -298,6 +298,12 @@ test("the command says how it is used, and makes no database", async () => {
 	const { code, errors } = await migrate([`sqlite:${missing}`, "--store", newStore()]);
 	expect([code, existsSync(missing)]).toEqual([2, false]);
 	expect(errors).toContain("unable to open database");
+	const none = newStore();
+	const source = sqlite();
+	await fill(source.saver, [0]);
+	const dry = await migrate([`sqlite:${source.path}`, "--store", none, "--dry-run"]);
+	expect([dry.code, existsSync(none)]).toEqual([0, false]);
+	expect(dry.out).toMatch(/^\d found, 0 unchanged, \d+ checkpoints to bring\n$/);
 });
 
 const threadsOf = async (saver: BaseCheckpointSaver) => {
