@@ -39,10 +39,10 @@ func (a *app) migrate() *cobra.Command {
 		Short: "Bring the sessions that a framework has in a store of its own",
 		Long: "Bring the sessions that a framework has in a store of its own: langgraph those of LangGraph's SQLite and\n" +
 			"PostgreSQL savers, agents those of the OpenAI Agents SDK, adk those of Google's Agent Development Kit for\n" +
-			"Python. What was brought is read again, and compared. The source is only read. A migration that was cut off\n" +
-			"goes on, and one that is made again brings what has come since. It runs in the Python that has the framework:\n" +
-			"python3, or what " + pythonVariable + " says. Transcripts of coding agents, as Claude's folders, are for\n" +
-			"`turnstone import`; the adapters for Go have a method Bring.\n\n" +
+			"Python. What was brought is read again, and compared. The source is only read, but ADK's own service makes its\n" +
+			"tables in a database that lacks them. A migration that was cut off goes on, and one that is made again brings\n" +
+			"what has come since. It runs in the Python that has the framework: python3, or what " + pythonVariable + " says.\n" +
+			"`turnstone import` brings the transcripts of coding agents, and in Go adapters have a method Bring.\n\n" +
 			"  turnstone migrate langgraph sqlite:checkpoints.db\n" +
 			"  turnstone migrate agents postgresql://user@host/db --dry-run",
 		Args: cobra.ExactArgs(2),
