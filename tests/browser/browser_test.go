@@ -239,12 +239,14 @@ func (b *tab) show(path string, query ...string) {
 	b.run(chromedp.Navigate(b.base + "/ui/" + path + "?" + q.Encode()))
 }
 
-// click clicks on the first element of a selector (CSS) that has a text.
+// click clicks on the first element of a selector (CSS) that has a text, when it does not move any more.
 func (b *tab) click(selector, text string) {
 	b.Helper()
 	find := fmt.Sprintf(`[...document.querySelectorAll(%q)].find((e) => e.textContent.includes(%q) && e.checkVisibility())`, selector, text)
 	b.until(find)
-	b.run(chromedp.ScrollIntoView(chromedp.JSPath(find)), chromedp.Click(chromedp.JSPath(find)))
+	b.run(chromedp.ScrollIntoView(chromedp.JSPath(find)))
+	b.until(fmt.Sprintf(`((was) => (window.clickedAt = JSON.stringify(%s?.getBoundingClientRect())) === was)(window.clickedAt)`, find))
+	b.run(chromedp.Click(chromedp.JSPath(find)))
 }
 
 // fill types a text into a field, in place of what it has.

@@ -194,6 +194,23 @@ func TestUI3_AConversationFollows(t *testing.T) {
 	b.lacks("message 59")
 }
 
+func TestUI3_WhatIsOpenedStaysWhereItIs(t *testing.T) {
+	s := serve(t, "mem:")
+	long := strings.Repeat("word ", 2000)
+	p := s.made(t, turnstone.Request{ID: "trip"}, long)
+	says(t, p, turnstone.NewNode{Kind: "assistant", Payload: []byte(`{"role":"assistant","content":[{"type":"thinking","thinking":"I look.` + strings.Repeat(`\n\nAgain.`, 50) + `"}]}`)})
+	b := open(t, s).signIn(s.tokens["read"])
+	b.show("session", "id", "trip")
+	b.until("window.scrollY > 0 && window.innerHeight + window.scrollY > document.body.scrollHeight - 5")
+	y := value[float64](b, "window.scrollY")
+	b.click("summary", "Thoughts")
+	b.has("I look.")
+	b.run(chromedp.Evaluate[chromedp.Void]("new Promise((done) => setTimeout(done, 200))", chromedp.EvalAwaitPromise))
+	if now := value[float64](b, "window.scrollY"); now != y {
+		t.Errorf("the page moved from %v to %v", y, now)
+	}
+}
+
 func TestUI1_AnEarlierRevisionIsShown(t *testing.T) {
 	s := serve(t, "mem:")
 	s.made(t, turnstone.Request{ID: "trip"}, "first", "second", "third")

@@ -76,16 +76,21 @@ document.addEventListener(
   true,
 );
 
-// The page begins at the end of a conversation, and stays there while it grows, until somebody scrolls up.
+// The page begins at the end of a conversation, and stays there while it grows, until somebody scrolls up or opens
+// something, which stays where it is.
 const talk = document.getElementById("conversation");
 let stay = Boolean(talk) && !location.hash;
 const toEnd = () => window.scrollTo(0, document.body.scrollHeight);
+const atEnd = () => window.innerHeight + window.scrollY > document.body.scrollHeight - 100;
 if (talk) {
   let before = window.scrollY;
   addEventListener("scroll", () => {
-    if (window.innerHeight + window.scrollY > document.body.scrollHeight - 100) stay = true;
+    if (atEnd()) stay = true;
     else if (window.scrollY < before) stay = false;
     before = window.scrollY;
+  });
+  talk.addEventListener("click", (event) => {
+    if (event.target.closest("summary")) stay = false;
   });
   new ResizeObserver(() => stay && toEnd()).observe(talk);
 }
@@ -146,6 +151,7 @@ if (talk?.dataset.live) {
         const last = box.querySelector("article:last-of-type");
         if (last) {
           talk.dataset.last = last.dataset.id;
+          stay ||= atEnd();
           talk.append(box);
           say(`${box.querySelectorAll("article").length} new messages`);
         }
@@ -233,6 +239,7 @@ document.addEventListener("keydown", (event) => {
       const folded = all[at]?.matches("article") ? all[at].querySelectorAll(":scope > details") : [];
       if (folded.length === 0) return;
       const open = ![...folded].some((d) => d.open);
+      stay = false;
       for (const d of folded) d.open = open;
       break;
     }
