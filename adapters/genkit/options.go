@@ -21,8 +21,8 @@ const (
 // Options of a Store, as Genkit's store of files has them. The zero value has no prefix, and keeps all snapshots.
 type Options struct {
 	// Prefix, if set, returns a prefix for the context of a call, for example the id of a user. A call finds the snapshots of
-	// its own prefix only. A prefix that is empty or not UTF-8 is refused. The ids of snapshots and sessions may have as many
-	// bytes fewer as the prefix has, and 4 more; each "/" and "%" in it counts three times.
+	// its own prefix only. A prefix that is empty or not UTF-8 is refused. With a prefix, the longest id of a snapshot
+	// or session is shorter by 4 bytes and those of the prefix, of which "/" and "%" count three times.
 	Prefix func(context.Context) string
 	// MaxChain is how many snapshots a chain of parents keeps: saving a new snapshot deletes those further back. 0 keeps all.
 	// turnstone.Store.Prune removes the revisions that the deleted snapshots leave in the store.

@@ -25,8 +25,8 @@ type jobs struct {
 	running sync.WaitGroup
 }
 
-// later makes a job of a session, after the request that asks for it, and logs its error with the log of trpc-agent-go. If
-// too many jobs wait, it makes the job at once and returns its error.
+// later does a job of a session after the request that asks for the job, and logs its error with the log of
+// trpc-agent-go. If too many jobs wait, it does the job at once and returns its error.
 func (j *jobs) later(ctx context.Context, of *session.Session, what string, job func(context.Context) error) error {
 	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the job is.
 	if j.add(of.Hash, func() {
