@@ -73,7 +73,7 @@ func (s *Store) Bundle(ctx context.Context, w io.Writer, of ...Bundled) (*Bundle
 	return observed(ctx, s, OpBundle, "", func(ctx context.Context) (*BundleReport, error) {
 		r, err := bundle.Write(ctx, s.histories, w, sources)
 		if err != nil {
-			return nil, public(err)
+			return nil, err
 		}
 		out := &BundleReport{Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Blobs: r.Blobs, Content: r.Content, Expanded: r.Expanded}
 		for i := range r.Heads {

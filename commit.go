@@ -16,13 +16,13 @@ import (
 	"github.com/turnstonedb/turnstone/internal/commit"
 )
 
-// AnyRevision as Commit.Expected appends to whatever the head is. It goes nowhere
-// else: as a revision to read or to keep it is an *InvalidError.
+// AnyRevision as Commit.Expected appends to whatever the head is, and Session.Delete deletes a session wherever its head
+// is. It goes nowhere else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^head.Revision(0)
 
 // RevisionZero names the state before the first commit, in which a session is empty and a fork has what it inherits.
-// Scope.At, Request.ForkAt and Checkpoint need it, because 0 is the head's revision there. Commit.Expected, Log and
-// Watch take it for 0.
+// Scope.At, Request.ForkAt and Checkpoint need it, because 0 is the head's revision there. Commit.Expected,
+// Session.Delete, Log and Watch take it for 0.
 const RevisionZero = AnyRevision - 1
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
@@ -341,14 +341,18 @@ func (c *Commit) recordsOnly() bool {
 		len(c.Labels) == 0 && c.OnPath.IsZero() && len(c.Tombstone) == 0 && c.Keep == ""
 }
 
+// expectedOf returns what a head is to be at: RevisionZero is 0.
+func expectedOf(r head.Revision) head.Revision {
+	if r == RevisionZero {
+		return 0
+	}
+	return r
+}
+
 // request returns what c asks for. It shares memory with c.
 func (c *Commit) request() *commit.Request {
-	expected := c.Expected
-	if expected == RevisionZero {
-		expected = 0
-	}
 	r := &commit.Request{
-		Expected: expected, OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
+		Expected: expectedOf(c.Expected), OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
 		Checkpoint: c.Checkpoint, Stored: c.Stored, Drop: c.Drop, Usage: c.Usage, Labels: c.Labels,
 		Tombstone: c.Tombstone, Keep: c.Keep, Records: recordChanges(c.Records),
 	}
@@ -403,7 +407,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (blob.Attachment, error) {
 		d, err := s.store.commits.Upload(ctx, s.session, r, size, mediaType, name)
 		if err != nil {
-			return blob.Attachment{}, public(err)
+			return blob.Attachment{}, err
 		}
 		return blob.Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 	}, func(a blob.Attachment, o *Outcome) { o.Bytes = a.Size })
@@ -431,7 +435,7 @@ func (s *Session) LinkAttachment(ctx context.Context, from string, id blob.ID) (
 		if err == nil {
 			err = s.store.commits.Link(ctx, s.session, a.Attachment)
 		}
-		return a.Attachment, public(err)
+		return a.Attachment, err
 	}, nil)
 }
 

@@ -116,7 +116,7 @@ func clone(ctx context.Context, f Factory, from Persistence, r Request) (Persist
 	}
 	c := cloner{from: from, to: to, ids: map[graph.ID]graph.ID{}, inherited: map[graph.ID]bool{}, attached: map[blob.ID]bool{}}
 	if err := c.run(ctx); err != nil {
-		if gone := to.Delete(context.WithoutCancel(ctx), KeepChildren); gone != nil {
+		if gone := to.Delete(context.WithoutCancel(ctx), AnyRevision, KeepChildren); gone != nil {
 			err = fmt.Errorf("%w: the clone is not whole, and could not be deleted: %w: %w", ErrIncomplete, gone, err)
 		}
 		return nil, err

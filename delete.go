@@ -33,7 +33,7 @@ const (
 // Delete removes the session that has an id now from all reads and lists at once: see
 // Session.Delete. Deleting one that does not exist is no error.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
-	return remove(ctx, s, id, policy, func(ctx context.Context) (*Session, error) {
+	return remove(ctx, s, id, AnyRevision, policy, func(ctx context.Context) (*Session, error) {
 		ses, err := s.Session(ctx, id)
 		if errors.Is(err, ErrSessionNotFound) {
 			return nil, nil
@@ -47,12 +47,16 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 // error. Its data is garbage as far as no fork holds it. An error that matches
 // ErrOutcomeUnknown leaves open whether the session is deleted, and one of CascadeChildren
 // that matches ErrIncomplete leaves some deleted.
-func (s *Session) Delete(ctx context.Context, policy ChildPolicy) error {
-	return remove(ctx, s, s.ID(), policy, func(context.Context) (*Session, error) { return s, nil })
+//
+// If the head is not at the expected revision, nothing is deleted, and the error is a *ConflictError: so nobody deletes
+// what was committed since they looked. AnyRevision deletes the session wherever it is. Metadata, and records that were
+// changed without a commit, move no revision.
+func (s *Session) Delete(ctx context.Context, expected head.Revision, policy ChildPolicy) error {
+	return remove(ctx, s, s.ID(), expected, policy, func(context.Context) (*Session, error) { return s, nil })
 }
 
 // remove deletes the session that find returns, if it returns one.
-func remove(ctx context.Context, on callee, id string, policy ChildPolicy, find func(context.Context) (*Session, error)) error {
+func remove(ctx context.Context, on callee, id string, expected head.Revision, policy ChildPolicy, find func(context.Context) (*Session, error)) error {
 	_, err := observed(ctx, on, OpDelete, id, func(ctx context.Context) (struct{}, error) {
 		if err := policy.check(); err != nil {
 			return struct{}{}, err
@@ -62,7 +66,7 @@ func remove(ctx context.Context, on callee, id string, policy ChildPolicy, find 
 			return struct{}{}, err
 		}
 		defer s.store.changed(head.Incarnation{})
-		_, err = s.store.lifecycle.Delete(ctx, s.session.Inc, commit.Policy(policy))
+		_, err = s.store.lifecycle.Delete(ctx, s.session.Inc, expectedOf(expected), commit.Policy(policy))
 		return struct{}{}, err
 	}, nil)
 	return err
@@ -129,7 +133,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 	r, err := run.Session(ctx, id, policy == CascadeChildren,
 		func(ctx context.Context, inc head.Incarnation) ([]head.Incarnation, error) {
 			defer s.changed(head.Incarnation{})
-			return s.lifecycle.Delete(ctx, inc, commit.Policy(policy))
+			return s.lifecycle.Delete(ctx, inc, AnyRevision, commit.Policy(policy))
 		},
 		func(ctx context.Context) (unfinished []head.Incarnation, err error) {
 			v, unfinished, err = vacuum(ctx, s, nil, gc.VacuumOptions{Progress: o.Progress, Pace: o.Pace})

@@ -81,8 +81,8 @@ var (
 	ErrIncomplete = history.ErrIncomplete
 )
 
-// A ConflictError says that the head is not where the commit expected it, and where it is. It matches ErrConflict.
-// Nothing of the commit was stored.
+// A ConflictError says that the head is not where a commit or a deletion expected it, and where it is. It matches
+// ErrConflict. Nothing of the commit was stored, and nothing deleted.
 type ConflictError struct {
 	Session  string        `json:"session"`
 	Expected head.Revision `json:"expected"`

@@ -101,7 +101,7 @@ func (s *Store) begin(ctx context.Context, name, session string) (_ context.Cont
 }
 
 // observed calls f and tells the observer of it. If tell is not nil, it adds to the outcome
-// what the result says.
+// what the result says. A typed error of f gets its public type.
 func observed[T any](ctx context.Context, on callee, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
 	s, err := on.usable(ctx)
 	if err != nil {
@@ -114,15 +114,16 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 	}
 	ctx, end := s.begin(ctx, name, session)
 	if end == nil {
-		return f(ctx)
+		out, err := f(ctx)
+		return out, public(err)
 	}
 	o := Outcome{Err: errPanicked}
 	defer func() { end(o) }()
 	out, err := f(ctx)
-	if o.Err = err; err == nil && tell != nil {
+	if o.Err = public(err); err == nil && tell != nil {
 		tell(out, &o)
 	}
-	return out, err
+	return out, o.Err
 }
 
 // errPanicked is the outcome of an operation in which the caller's own code panicked.

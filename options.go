@@ -290,7 +290,7 @@ func (c *checker) positive(what string, n int64) {
 // checkRevision fails for AnyRevision where what names a revision.
 func checkRevision(where, what string, r head.Revision) error {
 	if r == AnyRevision {
-		return invalid(where, "%s is AnyRevision, which is for Commit.Expected only", what)
+		return invalid(where, "%s is AnyRevision, which is no revision of a session", what)
 	}
 	return nil
 }

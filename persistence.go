@@ -141,10 +141,10 @@ type Committer interface {
 	// Keep keeps a revision under a name, and Release ends that.
 	Keep(ctx context.Context, name string, r head.Revision) error
 	Release(ctx context.Context, name string) error
-	// Rename gives the session another id, and Delete removes it: this very session,
-	// and not another one that has its id by now.
+	// Rename gives the session another id, and Delete removes it, if its head is at the expected revision or that is
+	// AnyRevision: this very session, and not another one that has its id by now.
 	Rename(ctx context.Context, to string) error
-	Delete(ctx context.Context, policy ChildPolicy) error
+	Delete(ctx context.Context, expected head.Revision, policy ChildPolicy) error
 	// PutAttachment stores bytes for a commit to refer to.
 	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error)
 	// LinkAttachment takes an attachment of another session over, without its bytes.

@@ -197,7 +197,7 @@ func listRecords(ctx context.Context, on callee, session string, q RecordQuery, 
 		}
 		found, err := list(ctx, of)
 		if err != nil {
-			return RecordPage{}, public(err)
+			return RecordPage{}, err
 		}
 		page := RecordPage{Next: found.Next, Revision: found.Revision}
 		for _, r := range found.Items {

@@ -228,7 +228,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	h, st, created, err := s.lifecycle.Create(ctx, request)
 	s.changed(head.Incarnation{})
 	if err != nil {
-		return nil, false, public(err)
+		return nil, false, err
 	}
 	return s.handle(h, st), created, nil
 }
@@ -313,7 +313,7 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 	}
 	p, err := session.List(ctx, s.histories, q)
 	if err != nil {
-		return Page{}, public(err)
+		return Page{}, err
 	}
 	out := Page{Sessions: make([]Info, len(p.Items)), Next: p.Next}
 	for i, item := range p.Items {

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -103,15 +104,19 @@ func (c *Client) WatchRecords(ctx context.Context, prefix string) iter.Seq2[turn
 
 // Delete implements turnstone.Factory.
 func (c *Client) Delete(ctx context.Context, id string, policy turnstone.ChildPolicy) error {
-	return c.delete(ctx, wire.Target{Session: id}, policy)
+	return c.delete(ctx, wire.Target{Session: id}, turnstone.AnyRevision, policy)
 }
 
-func (c *Client) delete(ctx context.Context, t wire.Target, policy turnstone.ChildPolicy) error {
+func (c *Client) delete(ctx context.Context, t wire.Target, expected head.Revision, policy turnstone.ChildPolicy) error {
 	name := wire.Name(wire.Policies, policy)
 	if name == "" {
 		return &turnstone.InvalidError{Where: "delete", Reason: "there is no such policy"}
 	}
-	_, err := write[wire.None](ctx, c, "delete", &wire.Delete{Session: t.Session, Incarnation: t.Incarnation, Children: name}, false)
+	in := &wire.Delete{Session: t.Session, Incarnation: t.Incarnation, Children: name}
+	if expected != turnstone.AnyRevision {
+		in.Expected = &expected
+	}
+	_, err := write[wire.None](ctx, c, "delete", in, false)
 	return err
 }
 

@@ -244,8 +244,8 @@ func (s *session) Rename(ctx context.Context, to string) error {
 	return s.change(ctx, "rename", &wire.Rename{Target: s.Target, To: to})
 }
 
-func (s *session) Delete(ctx context.Context, policy turnstone.ChildPolicy) error {
-	return s.c.delete(ctx, s.Target, policy)
+func (s *session) Delete(ctx context.Context, expected head.Revision, policy turnstone.ChildPolicy) error {
+	return s.c.delete(ctx, s.Target, expected, policy)
 }
 
 func (s *session) change(ctx context.Context, name string, in any) error {

@@ -242,7 +242,7 @@ var attachments = []behaviour{
 		})
 		s.must(uses("b", ref))
 		gone := s.session("child")
-		s.must(gone.Delete(ctx, turnstone.KeepChildren))
+		s.must(gone.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren))
 		_, err = s.session("b").LinkAttachment(ctx, "child", ref.ID)
 		s.is(err, turnstone.ErrSessionNotFound)
 		_, err = gone.LinkAttachment(ctx, "b", ref.ID)

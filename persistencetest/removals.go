@@ -88,13 +88,13 @@ var removals = []behaviour{
 	{name: "D3_DeleteAndRenameActOnTheSessionOfTheHandle", test: func(s *suite) {
 		old := s.create(turnstone.Request{ID: "a"})
 		s.grow(old, 0, "1")
-		s.must(s.session("a").Delete(ctx, turnstone.KeepChildren))
-		s.must(old.Delete(ctx, turnstone.KeepChildren)) // It is deleted already.
+		s.must(s.session("a").Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren))
+		s.must(old.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren)) // It is deleted already.
 		again := s.create(turnstone.Request{ID: "a"})
 		s.grow(again, 0, "new")
-		s.must(old.Delete(ctx, turnstone.CascadeChildren))
+		s.must(old.Delete(ctx, turnstone.AnyRevision, turnstone.CascadeChildren))
 		s.is(old.Rename(ctx, "b"), turnstone.ErrSessionDeleted)
-		s.is(old.Delete(ctx, turnstone.ChildPolicy(7)), turnstone.ErrInvalid)
+		s.is(old.Delete(ctx, turnstone.AnyRevision, turnstone.ChildPolicy(7)), turnstone.ErrInvalid)
 		s.reads(s.session("a"), turnstone.Scope{}, "new")
 
 		s.create(turnstone.Request{ID: "child", Parent: "a"})
@@ -106,14 +106,46 @@ var removals = []behaviour{
 		_, err := again.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
 		s.is(err, turnstone.ErrSessionDeleted)
 		s.grow(s.create(turnstone.Request{ID: "a"}), 0, "third")
-		s.is(again.Delete(ctx, turnstone.RefuseChildren), turnstone.ErrHasChildren)
+		s.is(again.Delete(ctx, turnstone.AnyRevision, turnstone.RefuseChildren), turnstone.ErrHasChildren)
 		s.reads(s.session("b"), turnstone.Scope{}, "new")
-		s.must(again.Delete(ctx, turnstone.KeepChildren)) // It is the one that is called b now.
+		s.must(again.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren)) // It is the one that is called b now.
 		s.twice(func() {
 			_, err = s.Factory.Session(ctx, "b")
 			s.is(err, turnstone.ErrSessionNotFound)
 			s.reads(s.session("a"), turnstone.Scope{}, "third")
 			s.reads(s.session("child"), turnstone.Scope{}, "new")
+		})
+	}},
+	{name: "D6_DeletingAtARevisionTakesNothingCommittedSince", test: func(s *suite) {
+		seen := s.create(turnstone.Request{ID: "a"})
+		s.create(turnstone.Request{ID: "child", Parent: "a"})
+		s.grow(seen, 0, "1", "2")
+		for _, expected := range []head.Revision{0, 1, 3, turnstone.RevisionZero} {
+			for _, policy := range []turnstone.ChildPolicy{turnstone.KeepChildren, turnstone.RefuseChildren, turnstone.CascadeChildren} {
+				err := s.session("a").Delete(ctx, expected, policy)
+				s.is(err, turnstone.ErrConflict)
+				var conflict *turnstone.ConflictError
+				if !errors.As(err, &conflict) || conflict.Session != "a" || conflict.Revision != 2 {
+					s.Fatalf("deleting at %d: %v", expected, err)
+				}
+			}
+		}
+		s.reads(s.session("a"), turnstone.Scope{}, "1", "2")
+		s.reads(s.session("child"), turnstone.Scope{}) // A conflict is found before a child is deleted.
+		s.must(s.session("a").SaveMetadata(ctx, head.Metadata{Name: "moves no revision"}))
+		s.must(s.session("a").Delete(ctx, 2, turnstone.CascadeChildren))
+		s.must(seen.Delete(ctx, 1, turnstone.KeepChildren)) // It is deleted already.
+		for _, id := range []string{"a", "child"} {
+			_, err := s.Factory.Session(ctx, id)
+			s.is(err, turnstone.ErrSessionNotFound)
+		}
+		empty := s.create(turnstone.Request{ID: "a"})
+		s.is(empty.Delete(ctx, 1, turnstone.KeepChildren), turnstone.ErrConflict)
+		s.must(empty.Delete(ctx, 0, turnstone.KeepChildren))
+		s.must(s.create(turnstone.Request{ID: "a"}).Delete(ctx, turnstone.RevisionZero, turnstone.KeepChildren))
+		s.twice(func() {
+			_, err := s.Factory.Session(ctx, "a")
+			s.is(err, turnstone.ErrSessionNotFound)
 		})
 	}},
 	{name: "D2_ALateCommitToADeletedSessionFails", test: func(s *suite) {

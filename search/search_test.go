@@ -238,7 +238,7 @@ func (w *world) step() {
 			w.ids[at] = to
 		}
 	case k < 19 && len(w.ids) > 3:
-		err = s.Delete(ctx, turnstone.KeepChildren)
+		err = s.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren)
 		w.ids = slices.Delete(w.ids, at, at+1)
 	default:
 		_, err = s.ChangeRecords(ctx, turnstone.RecordChange{Key: "k", Value: []byte("w1")})
@@ -413,7 +413,7 @@ func TestSE3_ForksShareWhatTheyInherit(t *testing.T) {
 	if got := find(t, x, st, "hello"); len(got) != 1 || got[0].Session != "a" {
 		t.Error(got)
 	}
-	must(t, a.Delete(ctx, turnstone.KeepChildren))
+	must(t, a.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren))
 	synced(t, x, st)
 	if got := find(t, x, st, "hello"); len(got) != 1 || got[0].Session == "a" {
 		t.Error(got)
@@ -462,7 +462,7 @@ func TestSE4_WhatIsGoneLeavesNoByte(t *testing.T) {
 		for i, forget := range []func() error{
 			func() error { return sessions[0].Tombstone(ctx, ids[0]) },
 			func() error { _, err := sessions[1].Erase(ctx, turnstone.EraseOptions{}, ids[1]); return err },
-			func() error { return sessions[2].Delete(ctx, turnstone.KeepChildren) },
+			func() error { return sessions[2].Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren) },
 			func() error {
 				_, err := st.Erase(ctx, "s3", turnstone.KeepChildren, turnstone.EraseOptions{})
 				return err

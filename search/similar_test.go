@@ -152,7 +152,7 @@ func TestSE7_SimilarFindsWhatComparingAllFinds(t *testing.T) {
 			sessions = append(sessions, made(t, st, q))
 		case i == 1:
 			at := r.IntN(len(sessions))
-			must(t, sessions[at].Delete(ctx, turnstone.KeepChildren))
+			must(t, sessions[at].Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren))
 			sessions = slices.Delete(sessions, at, at+1)
 		case i == 2:
 			s := sessions[r.IntN(len(sessions))]

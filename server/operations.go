@@ -223,7 +223,14 @@ var operations = []operation{
 			return nil, err
 		}
 		if c.in.Incarnation == "" {
+			if c.in.Expected != nil {
+				return nil, &turnstone.InvalidError{Where: "delete", Reason: "expected is of an incarnation, and none is said"}
+			}
 			return &wire.None{}, c.store.Delete(ctx, c.in.Session, policy)
+		}
+		expected := turnstone.AnyRevision
+		if c.in.Expected != nil {
+			expected = *c.in.Expected
 		}
 		s, err := c.store.SessionByIncarnation(ctx, c.in.Incarnation)
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
@@ -232,7 +239,7 @@ var operations = []operation{
 		if err != nil {
 			return nil, err
 		}
-		return &wire.None{}, s.Delete(ctx, policy)
+		return &wire.None{}, s.Delete(ctx, expected, policy)
 	}),
 
 	write("start-feed", "Turns the feed of changes on.", Maintain, func(ctx context.Context, c call[wire.StartFeed]) (*wire.None, error) {

@@ -25,6 +25,7 @@ func TestSV5_WhatIsMalformedIsRefusedBeforeAnyEffect(t *testing.T) {
 	h.refuses("commit", `{"session":"s","nodes":[{"kind":"","payload":""}]}`, "invalid", 422)
 	h.refuses("commit", `{"session":"s","records":[{"key":"k","action":"burn"}]}`, "invalid", 422)
 	h.refuses("delete", `{"session":"s","children":"eat"}`, "invalid", 422)
+	h.refuses("delete", `{"session":"s","expected":0}`, "invalid", 422) // of which session of the id?
 	h.refuses("commit", `{"session":"s","turn":"`+strings.Repeat("t", 5000)+`"}`, "too-large", 413)
 	a, err := h.do("POST", "/v1/commit", io.MultiReader(strings.NewReader(`{"session":"s","turn":"`+strings.Repeat("t", 5000)+`"}`)))
 	if err != nil || a.status != 413 {

@@ -93,6 +93,65 @@ func TestF6_ACascadeDeletesTheChildAndNotTheNextSessionOfItsID(t *testing.T) {
 	}
 }
 
+// Whatever commits at whatever moment of a deletion at a revision: of the two, one succeeds.
+func TestD6_ADeletionTakesNoCommitThatItDidNotExpect(t *testing.T) {
+	for _, policy := range []turnstone.ChildPolicy{turnstone.KeepChildren, turnstone.CascadeChildren} {
+		t.Run(fmt.Sprint(policy), func(t *testing.T) {
+			var committed error
+			refused, went, partly := 0, 0, 0
+			besideEachCall(t,
+				func(st *turnstone.Store) {
+					committed = errors.New("never tried")
+					create(t, st, turnstone.Request{ID: "a"}, []byte("seen"))
+					create(t, st, turnstone.Request{ID: "child", Parent: "a"})
+				},
+				func(st *turnstone.Store) error {
+					s, err := st.Session(ctx, "a")
+					if err != nil {
+						return err
+					}
+					return s.Delete(ctx, 1, policy)
+				},
+				func(st *turnstone.Store) {
+					s, err := st.Session(ctx, "a")
+					if err == nil {
+						_, err = s.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: saying([]byte("unseen"))})
+					}
+					committed = err
+				},
+				func(st *turnstone.Store, _ engine.Engine, err error) error {
+					s, there := st.Session(ctx, "a")
+					if committed != nil {
+						went++
+						if err != nil || !errors.Is(there, turnstone.ErrSessionNotFound) {
+							return fmt.Errorf("nothing was committed (%w), and the session: %w", committed, there)
+						}
+						return nil
+					}
+					refused++
+					if !errors.Is(err, turnstone.ErrConflict) || there != nil {
+						return fmt.Errorf("a commit was taken, and the session: %w", there)
+					}
+					_, child := st.Session(ctx, "child")
+					if errors.Is(err, turnstone.ErrIncomplete) != (child != nil) {
+						return fmt.Errorf("the child: %w", child)
+					}
+					if child != nil {
+						partly++
+					}
+					l, err := s.Load(ctx, turnstone.Scope{})
+					if err == nil && len(l.Nodes) != 2 {
+						err = fmt.Errorf("%d nodes", len(l.Nodes))
+					}
+					return err
+				})
+			if refused < 3 || went < 2 || (partly > 0) != (policy == turnstone.CascadeChildren) {
+				t.Errorf("%d deletions were refused, %d of them in the middle, and %d went", refused, partly, went)
+			}
+		})
+	}
+}
+
 // A turn that the handle remembers is answered only where its session lives: not when another process has deleted it,
 // or made another one of its id, or renamed it.
 func TestD1_ARepeatedTurnIsAnsweredOnlyWhereItsSessionLives(t *testing.T) {

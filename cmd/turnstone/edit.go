@@ -388,7 +388,7 @@ func deleteSessions(ctx context.Context, st *turnstone.Store, ids []string, p tu
 		}
 	}
 	for _, s := range sessions {
-		if err := s.Delete(ctx, p); err != nil {
+		if err := s.Delete(ctx, turnstone.AnyRevision, p); err != nil {
 			return err
 		}
 	}

@@ -308,7 +308,7 @@ func (c *call) fresh() bool {
 func (c *call) checkExpected(ctx context.Context) error {
 	for i := range c.writers {
 		w := &c.writers[i]
-		at := &Conflict{Session: w.s.ID, Expected: w.in.Expected, Revision: w.head.Revision, Leaf: w.head.Leaf, Commit: w.head.Commit}
+		at := conflict(w.s, w.head, w.in.Expected)
 		if w.in.Expected != Any && w.head.Revision != w.in.Expected {
 			return at
 		}

@@ -27,15 +27,18 @@ const (
 var ErrHasChildren = errors.New("turnstone: session has children")
 
 // Delete deletes an incarnation, whatever its session id is by now. It does nothing if the incarnation does not live
-// any more. It returns the incarnations that it has deleted: that one, and with CascadeChildren its children and
-// theirs.
-func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, policy Policy) (deleted []head.Incarnation, err error) {
+// any more. If its head is not at the expected revision, and that is not Any, it fails with *Conflict. It returns the
+// incarnations that it has deleted: that one, and with CascadeChildren its children and theirs.
+func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, expected head.Revision, policy Policy) (deleted []head.Incarnation, err error) {
 	err = history.Settle(ctx, st.Engine, func(c *history.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
 		if err != nil || s == nil {
 			return err
 		}
-		_, err = st.delete(ctx, c, s, state.Head.Revision, policy, &deleted, nil)
+		if expected != Any && state.Head.Revision != expected { // before any child is deleted
+			return conflict(s, state.Head, expected)
+		}
+		_, err = st.delete(ctx, c, s, state.Head.Revision, expected, policy, &deleted, nil)
 		if errors.Is(err, history.ErrSessionDeleted) {
 			err = engine.ErrConflict // It was deleted or renamed meanwhile, so look again.
 		}
@@ -46,7 +49,7 @@ func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, policy Po
 
 // delete is one attempt of Delete. seen is the revision at which the head was seen last. Children that it deletes are
 // added to children. If spare is not nil and says so of the head and the metadata, the session is not deleted.
-func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.Session, seen head.Revision, policy Policy, children *[]head.Incarnation,
+func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.Session, seen, expected head.Revision, policy Policy, children *[]head.Incarnation,
 	spare func(context.Context, *head.Head, *head.About) (bool, error),
 ) (deleted bool, err error) {
 	err = c.Alter(ctx, s, func(_ *history.Lifecycles, next *head.Life, b *engine.Batch) (needed bool, err error) {
@@ -58,6 +61,9 @@ func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.S
 		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc), s.AboutKey, st.Space.Feed())
 		if err != nil {
 			return false, err
+		}
+		if expected != Any && h.Revision != expected {
+			return false, conflict(s, h, expected)
 		}
 		if spare != nil {
 			about, err := head.DecodeAbout(s.AboutKey, vs[2])
@@ -104,7 +110,7 @@ func (st *Lifecycle) deleteChildren(ctx context.Context, c *history.Change, s *h
 			return nil
 		}
 		for _, child := range children {
-			gone, err := st.Delete(ctx, child, policy)
+			gone, err := st.Delete(ctx, child, Any, policy)
 			if err != nil {
 				return err
 			}

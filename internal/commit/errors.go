@@ -23,6 +23,10 @@ type Conflict struct {
 	Node     graph.ID // Request.OnPath, if that is not on the path; else zero
 }
 
+func conflict(s *history.Session, h *head.Head, expected head.Revision) *Conflict {
+	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
+}
+
 func (e *Conflict) Error() string {
 	if !e.Node.IsZero() {
 		return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), and node %.12s is not on its path", e.Session, e.Revision, e.Leaf, e.Node)

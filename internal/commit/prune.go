@@ -227,7 +227,7 @@ func (st *Lifecycle) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions,
 			}
 			return err
 		}
-		did, err := st.delete(ctx, c, s, state.Head.Revision, KeepChildren, nil, active)
+		did, err := st.delete(ctx, c, s, state.Head.Revision, Any, KeepChildren, nil, active)
 		if errors.Is(err, history.ErrSessionDeleted) {
 			err = engine.ErrConflict
 		}

@@ -188,9 +188,10 @@ type (
 	}
 	// Delete removes the session Incarnation, whatever its id is, or without it the one that has the id Session.
 	Delete struct {
-		Session     string `json:"session"`
-		Incarnation string `json:"incarnation,omitempty"`
-		Children    string `json:"children,omitempty"` // a key of Policies
+		Session     string         `json:"session"`
+		Incarnation string         `json:"incarnation,omitempty"`
+		Expected    *head.Revision `json:"expected,omitempty"` // of an Incarnation only; without it, any
+		Children    string         `json:"children,omitempty"` // a key of Policies
 	}
 	StartFeed struct {
 		Keep    int64 `json:"keepNanoseconds"`

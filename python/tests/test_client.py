@@ -72,6 +72,10 @@ def test_what_is_committed_is_read(db: turnstonedb.Client) -> None:
     assert s.change_records(RecordChange.delete("r", record.version)) == ["none"]
     assert db.gc().counts["sessions"] >= 0
     assert "removed" in s.vacuum().counts
+    with pytest.raises(turnstonedb.ConflictError) as conflict:
+        s.delete(expected=99)
+    assert conflict.value.revision == s.info().revision
+    s.delete(expected=conflict.value.revision)
     db.delete("chat/1")
     with pytest.raises(turnstonedb.SessionDeletedError):
         s.info()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.storage.chat_store import SimpleChatStore
 
+import turnstonedb
 from turnstonedb import Client
 from turnstonedb.llama_index import TurnstoneChatStore
 from turnstonedb.testing import alike
@@ -76,3 +78,14 @@ def test_a_memory_goes_on_in_another_process_and_what_is_deleted_is_gone(tmp_pat
         with ThreadPoolExecutor(8) as threads:  # Each message is returned to one of those who delete it.
             popped = list(threads.map(store.delete_last_message, ["user-1"] * 22))
         assert len({m.content for m in popped if m}) == 22
+        with ThreadPoolExecutor(8) as threads:  # So is each message of a key that is deleted while others add to it.
+            taken = []
+            for i in range(120):
+                threads.submit(store.add_message, "user-1", ChatMessage(role="user", content=str(i)))
+                if i % 3 == 0:
+                    taken.append(threads.submit(store.delete_messages, "user-1"))
+        had = [m.content for t in taken for m in t.result() or ()]
+        with suppress(turnstonedb.NotFoundError):
+            state = db.session("llama-index/user-1").load(full=True)
+            assert len(state.nodes) == len(store.get_messages("user-1"))
+        assert sorted(had + [m.content for m in store.get_messages("user-1")], key=str) == sorted(map(str, range(120)))

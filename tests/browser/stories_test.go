@@ -96,7 +96,7 @@ func TestUI3_TheListFollows(t *testing.T) {
 	b.has("No session is like that")
 	p := s.made(t, turnstone.Request{ID: "old"}, "hello")
 	b.has("old")
-	must(t, p.Delete(ctx, turnstone.KeepChildren))
+	must(t, p.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren))
 	b.has("No session is like that")
 	s.made(t, turnstone.Request{ID: "new"}, "hello")
 	b.until(`document.querySelector("#rows a.item").textContent === "new"`)

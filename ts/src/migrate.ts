@@ -20,7 +20,7 @@ import type { RunnableConfig } from "@langchain/core/runnables";
 import { type BaseCheckpointSaver, type CheckpointTuple, copyCheckpoint, WRITES_IDX_MAP } from "@langchain/langgraph-checkpoint";
 import { gone, short } from "./adapter.ts";
 import { type Client, Session } from "./client.ts";
-import { InvalidError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import { ConflictError, InvalidError, RecordConflictError, TurnstoneError } from "./errors.ts";
 import { type Place, sessionOf, TurnstoneSaver } from "./langgraph.ts";
 import type { StoredRecord } from "./types.ts";
 
@@ -173,10 +173,11 @@ async function bring(
 					if (there.get(id)?.writes !== content.writes) await putWrites(target, content.tuple);
 				}
 				const made = await client.session(sessionOf(place));
+				const { revision } = await made.info();
 				const found = await contents(new TurnstoneSaver(client, source.serde), place); // It remembers nothing.
 				if (await read(client, goneSession, goneKey(place.thread))) {
 					// A host has deleted the thread meanwhile, and may have made it again.
-					if (found.size === wanted.size) await made.delete();
+					if (found.size === wanted.size) await made.delete("keep", { expected: revision });
 					return { brought: 0 };
 				}
 				another = [...wanted].find(([id, { whole, writes }]) => found.get(id)?.whole !== whole || found.get(id)?.writes !== writes);
@@ -190,7 +191,7 @@ async function bring(
 			if ((await noted(client, place)).version === version) return { brought, different };
 		} catch (e) {
 			if (e instanceof InvalidError) return { brought, different: `${named}: ${e.message}` }; // The store has limits.
-			if (!(e instanceof RecordConflictError) && !(gone(e) && (await noted(client, place)).settled)) throw e;
+			if (!(e instanceof RecordConflictError) && !(e instanceof ConflictError) && !(gone(e) && (await noted(client, place)).settled)) throw e;
 		}
 		// Another process has brought the place meanwhile, or deleted it.
 	}

@@ -104,6 +104,8 @@ test("what is committed is read", async () => {
 	expect(await s.erase((await s.load({ full: true })).nodes[0]?.id as string)).toMatchObject({ gone: 0 });
 	await db.create("erased");
 	expect(await db.erase("erased", "refuse")).toHaveProperty("vacuum");
+	await expect(s.delete("keep", { expected: 99 })).rejects.toThrow(ConflictError);
+	await s.delete("keep", { expected: (await s.info()).revision });
 	await db.delete("chat/1");
 	await expect(s.info()).rejects.toThrow(SessionDeletedError);
 	await expect(db.session("chat/1")).rejects.toThrow(NotFoundError);

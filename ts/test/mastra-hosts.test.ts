@@ -210,15 +210,15 @@ test("observational memory of a thread or a resource is changed by several hosts
 	}
 });
 
-/** Calls f when the client has got a page of records next, before it sees the page. */
-function meanwhile({ requests }: Client, f: () => Promise<unknown>): void {
+/** Calls f when the client has got a page of records next, before it sees the page, or before it deletes a session next. */
+function meanwhile({ requests }: Client, f: () => Promise<unknown>, request: "records" | "delete" = "records"): void {
 	const one = requests.one;
 	requests.one = async (...args) => {
+		if (args[0] !== request) return one.apply(requests, args);
+		requests.one = one;
+		if (request === "delete") await f();
 		const answer = await one.apply(requests, args);
-		if (args[0] === "records") {
-			requests.one = one;
-			await f();
-		}
+		if (request === "records") await f();
 		return answer;
 	};
 }
@@ -541,6 +541,12 @@ test("Mastra's retention looks at each thing again before it deletes it, and lea
 		["c", "bob"],
 	]);
 	expect((await memory.listMessages({ threadId: "b" })).total).toBe(1);
+
+	await memory.saveThread({ thread: thread("d", "r", { createdAt: old, updatedAt: old }) });
+	meanwhile(db, () => other.memory.saveMessages({ messages: [message("md", "d", { createdAt: new Date() })] }), "delete");
+	expect((await memory.prune({ threads: { maxAge } }))[0]).toMatchObject({ deleted: 0, done: true });
+	expect((await memory.listMessages({ threadId: "d" })).total).toBe(1);
+	await memory.deleteThread({ threadId: "d" });
 
 	const resume = () => other.workflows.updateWorkflowState({ workflowName: "w", runId: "b", opts: { status: "running" } });
 	expect(await prune(resume, () => workflows.prune({ workflowSnapshot: { maxAge, batchSize: 1 } }))).toEqual([2, true]);

@@ -77,9 +77,13 @@ func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *h
 		l.Clock.set(noTime)
 	}
 	if err != nil { // The new session goes also if the caller's context has ended. Nobody else knows it.
-		return errors.Join(err, h.session.Delete(context.WithoutCancel(ctx), turnstone.KeepChildren))
+		return errors.Join(err, h.session.Delete(context.WithoutCancel(ctx), turnstone.AnyRevision, turnstone.KeepChildren))
 	}
-	if err := old.session.Delete(ctx, turnstone.KeepChildren); err != nil {
+	err = old.session.Delete(ctx, old.info.Revision, turnstone.KeepChildren)
+	if errors.Is(err, turnstone.ErrConflict) { // Somebody has gone on with it, and nobody was told that this is lost.
+		return errors.Join(err, h.session.Delete(context.WithoutCancel(ctx), turnstone.AnyRevision, turnstone.KeepChildren))
+	}
+	if err != nil {
 		return err
 	}
 	r.Session, r.Outcome = h.session.ID(), Replaced

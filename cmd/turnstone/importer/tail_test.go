@@ -196,7 +196,7 @@ func disturb(t *testing.T, s *turnstone.Session, other int, payload string) {
 	case 1:
 		err = s.SaveMetadata(ctx, head.Metadata{Name: payload, Labels: map[string]string{"rating": "good"}})
 	case 2:
-		err = s.Delete(ctx, turnstone.KeepChildren)
+		err = s.Delete(ctx, turnstone.AnyRevision, turnstone.KeepChildren)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -126,6 +126,35 @@ func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
 	}
 }
 
+// Somebody goes on with the old session while the new one is made: nobody was told that this would be lost.
+func TestP9_AReplacementOfWhatHasGoneOnDeletesNothing(t *testing.T) {
+	e := memory.New()
+	other, _ := openBeside(t, e)
+	all := appended["plain.jsonl"]
+	bring(t, other, &importer.Clock{}, "plain.jsonl", file(all[:2]))
+	old, went := session(t, other, "plain"), false
+	mine, clock := openBeside(t, &enginetest.Faulty{Engine: e, Plan: func(enginetest.Call) enginetest.Fault {
+		page, err := other.List(ctx, turnstone.ListOptions{})
+		if err == nil && len(page.Sessions) == 2 && !went {
+			went = true
+			_, err = old.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "note", Payload: []byte("precious")}}})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return enginetest.Fault{}
+	}})
+	r := load(t, mine, parse(t, "plain.jsonl", file(all)), importer.Options{Replace: true, Clock: clock}, importer.Failed)[0]
+	page, err := mine.List(ctx, turnstone.ListOptions{})
+	if !went || !errors.Is(r.Err, turnstone.ErrConflict) || err != nil || len(page.Sessions) != 1 || page.Sessions[0].ID != "plain" {
+		t.Errorf("went on: %v, %+v, left are %+v, %v", went, r, page.Sessions, err)
+	}
+	l, err := old.Load(ctx, turnstone.Scope{Last: 1})
+	if err != nil || string(l.Nodes[0].Payload) != "precious" {
+		t.Errorf("what went on: %+v, %v", l, err)
+	}
+}
+
 // Somebody makes a session of the id between the deletion of the old one and the naming of the new one: both stay.
 func TestP9_AReplacementWhoseIDIsTakenKeepsItsOwn(t *testing.T) {
 	e := memory.New()

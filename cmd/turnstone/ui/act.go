@@ -216,7 +216,7 @@ func (v *visit) erase(s *subject) error {
 
 // remove deletes a session. Its forks keep their history.
 func (v *visit) remove(s *subject) error {
-	err := s.Delete(v.r.Context(), turnstone.KeepChildren)
+	err := s.Delete(v.r.Context(), turnstone.AnyRevision, turnstone.KeepChildren)
 	if err != nil && !errors.Is(err, turnstone.ErrSessionDeleted) {
 		return err
 	}

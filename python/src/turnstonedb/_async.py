@@ -614,9 +614,12 @@ class AsyncSession:
         """Gives the session another id. Handles of the session, this one included, raise SessionDeletedError then."""
         await self.client._run(_calls.rename(self._target, to))
 
-    async def delete(self, children: str = "keep") -> None:
-        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade"."""
-        await self.client._run(_calls.delete(self._target, children))
+    async def delete(self, children: str = "keep", *, expected: Revision = "any") -> None:
+        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade".
+
+        If expected is a revision and the head is at another one, nothing is deleted, and the error is ConflictError.
+        """
+        await self.client._run(_calls.delete(self._target, children, expected))
 
     async def watch(self, after: Revision = 0) -> AsyncIterator[LogEntry]:
         """Yields the commits after a revision, and those that come."""

@@ -231,8 +231,8 @@ def rename(target: Object, to: str) -> Call[None]:
     return _write("rename", {**target, "to": to}, _none)
 
 
-def delete(target: Object, children: str) -> Call[None]:
-    return _write("delete", {**target, "children": children}, _none)
+def delete(target: Object, children: str, expected: Revision = "any") -> Call[None]:
+    return _write("delete", {**target, "children": children, **({} if expected == "any" else {"expected": expected})}, _none)
 
 
 def start_feed(keep_seconds: float, records: bool) -> Call[None]:

@@ -614,9 +614,12 @@ class Session:
         """Gives the session another id. Handles of the session, this one included, raise SessionDeletedError then."""
         self.client._run(_calls.rename(self._target, to))
 
-    def delete(self, children: str = "keep") -> None:
-        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade"."""
-        self.client._run(_calls.delete(self._target, children))
+    def delete(self, children: str = "keep", *, expected: Revision = "any") -> None:
+        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade".
+
+        If expected is a revision and the head is at another one, nothing is deleted, and the error is ConflictError.
+        """
+        self.client._run(_calls.delete(self._target, children, expected))
 
     def watch(self, after: Revision = 0) -> Iterator[LogEntry]:
         """Yields the commits after a revision, and those that come."""

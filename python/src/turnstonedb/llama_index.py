@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from llama_index.core.llms import ChatMessage
@@ -24,9 +25,10 @@ from pydantic import PrivateAttr
 from . import adapter
 from ._sync import Client, Session
 from .errors import ConflictError, NotFoundError
-from .types import Commit, Message, NewNode
+from .types import Commit, Message, NewNode, State
 
 _ROOT = "llama-index"
+_MOST = 4096  # nodes of a tombstone
 
 
 class TurnstoneChatStore(BaseChatStore):
@@ -73,9 +75,16 @@ class TurnstoneChatStore(BaseChatStore):
         """Deletes a key, and returns what it had."""
 
         def delete(session: Session) -> list[ChatMessage]:
-            had = _messages(session)
-            session.delete()
-            return had
+            state = session.load()
+            # Of several who delete it, the one that empties it returns what it had.
+            empty = session.commit(expected=state.revision, turn=secrets.token_hex(16), leaf="none")
+            try:
+                session.delete(expected=empty.revision)
+            except ConflictError:  # What somebody has added since then stays.
+                with suppress(NotFoundError):
+                    for i in range(0, len(state.nodes), _MOST):
+                        session.tombstone(*(n.id for n in state.nodes[i : i + _MOST]))
+            return _of(state)
 
         had: list[ChatMessage] | None = self._with(key, delete)
         return had
@@ -113,7 +122,11 @@ def _id(key: str) -> str:
 
 
 def _messages(session: Session) -> list[ChatMessage]:
-    return [ChatMessage.model_validate_json(n.payload) for n in session.load().nodes]
+    return _of(session.load())
+
+
+def _of(state: State) -> list[ChatMessage]:
+    return [ChatMessage.model_validate_json(n.payload) for n in state.nodes]
 
 
 def _kind(message: ChatMessage) -> str:

@@ -136,16 +136,13 @@ export function grouped<T>(items: Iterable<T>, by: (item: T) => string): Map<str
  * Deletes a session if f says so of a part of its checkpoint, as it stands right before that, and never another one of its id. Returns how many it has
  * deleted.
  */
-export async function removeIf(client: Client, id: string, part: string, f: (content: unknown) => boolean): Promise<number> {
-	const { incarnation, parts } = await standing(client, id, [part]);
-	if (incarnation === undefined || !parts.has(part) || !f(parts.get(part))) return 0;
-	try {
-		await new Session(client, id, incarnation).delete();
+export function removeIf(client: Client, id: string, part: string, f: (content: unknown) => boolean): Promise<number> {
+	return untilStands(async () => {
+		const { incarnation, revision, parts } = await standing(client, id, [part]);
+		if (incarnation === undefined || !parts.has(part) || !f(parts.get(part))) return 0;
+		await new Session(client, id, incarnation).delete("keep", { expected: revision });
 		return 1;
-	} catch (e) {
-		if (gone(e)) return 0;
-		throw e;
-	}
+	});
 }
 
 export function sum(numbers: number[]): number {

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from .. import _calls, adapter
 from .._steps import Steps, drive
 from .._sync import Client
-from ..errors import InvalidError, NotFoundError, RecordConflictError
+from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
 from ..types import RecordChange
 from ._report import NOTE, Report, sqlite
 
@@ -142,10 +142,15 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             # Writes of special channels have indexes of their own, and the others are counted without them.
             for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
+    made, revision = None, 0
+    with suppress(NotFoundError):
+        made = client.session(_session(*place))
+        revision = made.info().revision
     found = {t.checkpoint["id"]: t for t in target.list(config)}
     if _is_gone(client, place[0]):  # A host has deleted the thread meanwhile, and may have made it again.
-        if found.keys() <= kept.keys():
-            client.delete(_session(*place))
+        if made and found.keys() <= kept.keys():
+            with suppress(ConflictError):  # The host goes on with it.
+                made.delete(expected=revision)
         return 0, ""
     if _noted(client, place)[1] != version:
         return brought, ""  # A host, or another migration, has brought it meanwhile.
