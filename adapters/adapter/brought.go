@@ -3,6 +3,8 @@ package adapter
 // Brought says what a call of the method Bring did. An adapter with that method brings what its framework has in another
 // store. Bring reads what it has brought again, and compares both stores. The next call of Bring goes on where one was cut
 // off, and brings what has come since.
+//
+// A dry run tells what a call would bring, and changes nothing. What the store would refuse is not among Different then.
 type Brought struct {
 	Found     int // sessions, or snapshots
 	Unchanged int // of them, since they were brought
@@ -10,6 +12,11 @@ type Brought struct {
 	// Different names what can't be read or stored, and what was here already and is not what the source has. Bring leaves
 	// both alone.
 	Different []string
+}
+
+// BringOptions of a method Bring.
+type BringOptions struct {
+	DryRun bool // See Brought.
 }
 
 // InCommits returns events in the groups that Bring commits: at most 200 events, and 4 MiB by what size says of each,

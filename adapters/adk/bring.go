@@ -30,7 +30,7 @@ const (
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
 // and so is a value of state that somebody has set here.
-func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...string) (*adapter.Brought, error) {
+func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
 		listed, err := from.List(ctx, &session.ListRequest{AppName: app})
@@ -40,7 +40,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...stri
 		shared := map[string]state{}
 		for _, of := range listed.Sessions {
 			out.Found++
-			d, err := s.bring(ctx, from, of, out)
+			d, err := s.bring(ctx, from, of, o, out)
 			switch {
 			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
@@ -51,7 +51,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...stri
 			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user
 		}
 		for id, values := range shared {
-			if err := s.bringState(ctx, id, values, out); err != nil {
+			if err := s.bringState(ctx, id, values, o, out); err != nil {
 				return out, fmt.Errorf("adk: state %q: %w", id, err)
 			}
 		}
@@ -61,7 +61,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, apps ...stri
 }
 
 // bring brings a session, and returns what it shows of states.
-func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, out *adapter.Brought) (delta, error) {
+func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, o adapter.BringOptions, out *adapter.Brought) (delta, error) {
 	app, user, name := listed.AppName(), listed.UserID(), listed.ID()
 	id := adapter.Join(sessionRoot, app, user, name)
 	shown := map[string]any{}
@@ -98,6 +98,10 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		both := min(len(want), len(st.Nodes))
 		if !begins(st.Nodes, want[:both]) {
 			out.Different = append(out.Different, id)
+			return d, nil
+		}
+		if o.DryRun {
+			out.Brought += len(want) - both
 			return d, nil
 		}
 		part, err := json.Marshal(d.own)
@@ -222,7 +226,7 @@ func begins(nodes []turnstone.Node, events []brought) bool {
 }
 
 // bringState sets the values of a state that are not there, or that were brought and have changed in the source since.
-func (s *Sessions) bringState(ctx context.Context, id string, values state, out *adapter.Brought) error {
+func (s *Sessions) bringState(ctx context.Context, id string, values state, o adapter.BringOptions, out *adapter.Brought) error {
 	there, err := s.states.Read(ctx, id)
 	if err != nil {
 		return err
@@ -242,6 +246,9 @@ func (s *Sessions) bringState(ctx context.Context, id string, values state, out 
 		default:
 			changes, notes = append(changes, c), append(notes, turnstone.RecordChange{Key: c.Key, Value: sumOf(c.Value)})
 		}
+	}
+	if o.DryRun {
+		return nil
 	}
 	for i := 0; i < len(changes); i += 100 {
 		end := min(i+100, len(changes))

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/genai"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/adk"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
@@ -104,7 +105,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := adk.NewSessions(st.Factory()).Bring(ctx, source, "made"); err != nil {
+	if _, err := adk.NewSessions(st.Factory()).Bring(ctx, source, adapter.BringOptions{}, "made"); err != nil {
 		t.Fatal(err)
 	}
 	made, err := adk.NewSessions(st.Factory()).Get(ctx, &session.GetRequest{AppName: "made", UserID: "here", SessionID: "s"})
@@ -114,10 +115,21 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	if by, err := made.Session.State().Get("by"); err != nil || fmt.Sprint(by) != "1" {
 		t.Errorf("the state is that of %v, %v", by, err)
 	}
+	before, err := st.Stats(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dry, err := adk.NewSessions(st.Factory()).Bring(ctx, source, adapter.BringOptions{DryRun: true}, apps...)
+	if err != nil || dry.Found != 12 || dry.Unchanged != 0 || dry.Brought != 4*(3+450) || len(dry.Different) > 0 {
+		t.Errorf("a dry run: %+v, %v", dry, err)
+	}
+	if after, err := st.Stats(ctx); err != nil || !reflect.DeepEqual(after, before) {
+		t.Errorf("a dry run changed the store: %+v, %v", after, err)
+	}
 	cut := &cutting{Factory: st.Factory(), every: 4}
 	cuts := 0
 	for {
-		b, err := adk.NewSessions(cut).Bring(ctx, source, apps...)
+		b, err := adk.NewSessions(cut).Bring(ctx, source, adapter.BringOptions{}, apps...)
 		if err == nil {
 			if b.Found != 12 || len(b.Different) > 0 || b.Unchanged == 0 {
 				t.Errorf("%+v", b)
@@ -144,10 +156,10 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	long := strings.Repeat("u", 600)
 	speak(source, "refused", long, "s", 1)
 	speak(source, "refused", "v", "s", 1)
-	if b, err := target.Bring(ctx, source, "refused"); err != nil || b.Found != 2 || b.Brought != 1 || len(b.Different) != 1 || !strings.Contains(b.Different[0], long) {
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, "refused"); err != nil || b.Found != 2 || b.Brought != 1 || len(b.Different) != 1 || !strings.Contains(b.Different[0], long) {
 		t.Errorf("%+v, %v", b, err)
 	}
-	if b, err := target.Bring(ctx, source, apps...); err != nil || b.Unchanged != 11 || b.Brought != 4 || len(b.Different) > 0 {
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || b.Unchanged != 11 || b.Brought != 4 || len(b.Different) > 0 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if !reflect.DeepEqual(tells(target), tells(source)) {
@@ -169,11 +181,11 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{`state "a" of trips`, `state "u" of trips/user 0`}
-	if b, err := target.Bring(ctx, source, apps...); err != nil || !slices.Equal(b.Different, want) {
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || !slices.Equal(b.Different, want) {
 		t.Errorf("%+v, %v", b, err)
 	}
 	speak(source, "trips", "user 0", "s/0", 3)
-	if b, err := target.Bring(ctx, source, apps...); err != nil || !slices.Contains(b.Different, "adk/trips/user 0/s%2F0") {
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || !slices.Contains(b.Different, "adk/trips/user 0/s%2F0") {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if of, err = target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 0", SessionID: "s/0"}); err != nil || of.Session.Events().Len() != 4 {

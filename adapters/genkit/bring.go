@@ -21,7 +21,7 @@ import (
 // such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
 // again, unless somebody has changed it here. Of each chain, Bring takes the last Options.MaxChain snapshots. It only reads
 // the files, and names those that it can't read in Different.
-func (s *Store[State]) Bring(ctx context.Context, dir, prefix string) (*adapter.Brought, error) {
+func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.BringOptions) (*adapter.Brought, error) {
 	folder := filepath.Join(dir, filepath.FromSlash(prefix))
 	if _, err := os.Stat(folder); err != nil { // The store of files would make it.
 		return nil, fmt.Errorf("genkit: %w", err)
@@ -73,36 +73,45 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string) (*adapter.
 	})
 	out.Found += len(all)
 	for _, of := range all {
-		if err := s.bring(ctx, of.SessionSnapshot, out); err != nil {
+		if err := s.bring(ctx, of.SessionSnapshot, o, out); err != nil {
 			return out, fmt.Errorf("genkit: snapshot %q: %w", of.SnapshotID, err)
 		}
 	}
 	return out, nil
 }
 
-// errUnchanged ends a save that has nothing to do.
-var errUnchanged = errors.New("unchanged")
+// These end a save: it has nothing to do, or is not to do it.
+var (
+	errUnchanged = errors.New("unchanged")
+	errDryRun    = errors.New("a dry run")
+)
 
-func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], out *adapter.Brought) error {
+func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], o adapter.BringOptions, out *adapter.Brought) error {
 	want, err := adapter.JSON(of)
 	if err != nil {
 		return err
 	}
 	_, err = s.SaveSnapshot(ctx, of.SnapshotID, func(existing *exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error) {
-		if existing == nil {
-			return of, nil
+		if existing != nil {
+			has, err := adapter.JSON(existing)
+			if err != nil {
+				return nil, err
+			}
+			if bytes.Equal(has, want) || existing.UpdatedAt.After(of.UpdatedAt) { // Somebody goes on with it here.
+				return nil, errUnchanged
+			}
 		}
-		has, err := adapter.JSON(existing)
-		if err != nil {
-			return nil, err
-		}
-		if bytes.Equal(has, want) || existing.UpdatedAt.After(of.UpdatedAt) { // Somebody goes on with it here.
-			return nil, errUnchanged
+		if o.DryRun {
+			return nil, errDryRun
 		}
 		return of, nil
 	})
 	if errors.Is(err, errUnchanged) {
 		out.Unchanged++
+		return nil
+	}
+	if errors.Is(err, errDryRun) {
+		out.Brought++
 		return nil
 	}
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/firebase/genkit/go/ai/exp"
 	"github.com/firebase/genkit/go/ai/exp/localstore"
 
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/genkit"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
@@ -71,15 +73,21 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 			}
 		}
 	}
+	if b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{DryRun: true}); err != nil || b.Found != 21 || b.Brought != 21 || b.Unchanged != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if page, err := store.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) > 0 {
+		t.Errorf("a dry run made %+v, %v", page.Sessions, err)
+	}
 	for _, want := range [][2]int{{21, 0}, {0, 21}} {
-		b, err := s.Bring(ctx, dir, "org/ann")
+		b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{})
 		if err != nil || b.Found != 21 || b.Brought != want[0] || b.Unchanged != want[1] || len(b.Different) > 0 {
 			t.Errorf("%+v, %v", b, err)
 		}
 		same()
 	}
 	put(files, "pending", "one", "s18", 12, exp.SnapshotStatusCompleted, begin.Add(2*time.Minute))
-	if b, err := s.Bring(ctx, dir, "org/ann"); err != nil || b.Brought != 1 || b.Unchanged != 20 {
+	if b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Brought != 1 || b.Unchanged != 20 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	same()
@@ -88,13 +96,13 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 		t.Errorf("%+v, %v", latest, err)
 	}
 	put(s, "pending", "one", "s18", 13, exp.SnapshotStatusCompleted, begin.Add(3*time.Minute))
-	if b, err := s.Bring(ctx, dir, "org/ann"); err != nil || b.Unchanged != 21 {
+	if b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Unchanged != 21 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if latest, err := s.GetLatestSnapshot(ctx, "one"); err != nil || len(latest.State.Messages) != 13 {
 		t.Errorf("%+v, %v", latest, err)
 	}
-	if _, err := s.Bring(ctx, dir+"/none", "nobody"); err == nil {
+	if _, err := s.Bring(ctx, dir+"/none", "nobody", adapter.BringOptions{}); err == nil {
 		t.Error("a folder that there is not was brought")
 	}
 	if _, err := os.Stat(dir + "/none"); err == nil {
@@ -105,7 +113,7 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	}
 	few := genkit.NewStore[custom](storetest.Memory(t), genkit.Options{MaxChain: 2})
 	for range 2 {
-		if b, err := few.Bring(ctx, dir, "org/ann"); err != nil || b.Found != 5 || len(b.Different) != 1 {
+		if b, err := few.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Found != 5 || len(b.Different) != 1 {
 			t.Errorf("%+v, %v", b, err)
 		}
 		for id, want := range map[string]bool{"pending": true, "s18": true, "s16": false, "s19": true, "s17": true, "s15": false} {

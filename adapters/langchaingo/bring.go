@@ -18,7 +18,7 @@ import (
 // Bring adds the messages that another history has and this one has not yet. The other one may be LangChainGo's on SQLite:
 // set its Limit so that it reads all messages. Bring goes on where an earlier call was cut off. It leaves this history
 // alone if that has other messages already.
-func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*adapter.Brought, error) {
+func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o adapter.BringOptions) (*adapter.Brought, error) {
 	out := &adapter.Brought{Found: 1}
 	for {
 		want, err := from.Messages(ctx)
@@ -48,6 +48,9 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory) (*a
 			return out, nil
 		case both == len(want):
 			out.Unchanged = 1
+			return out, nil
+		case o.DryRun:
+			out.Brought = len(want) - both
 			return out, nil
 		}
 		err = h.bring(ctx, st.Revision, want[both:])

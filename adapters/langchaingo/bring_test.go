@@ -10,6 +10,7 @@ import (
 	"github.com/tmc/langchaingo/memory"
 	"github.com/tmc/langchaingo/memory/sqlite3"
 
+	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/langchaingo"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	enginememory "github.com/turnstonedb/turnstone/engine/memory"
@@ -38,7 +39,7 @@ func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
 		}
 		return enginetest.Fault{Crash: commits == 2}
 	}
-	if _, err := h.Bring(ctx, old); err == nil {
+	if _, err := h.Bring(ctx, old, adapter.BringOptions{}); err == nil {
 		t.Fatal("it was not cut off")
 	}
 	h = langchaingo.NewHistory(storetest.On(t, faulty.Engine).Factory(), "a")
@@ -46,7 +47,11 @@ func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
 	if err != nil || len(there) == 0 || len(there) >= 1500 {
 		t.Fatalf("%d messages, %v", len(there), err)
 	}
-	if b, err := h.Bring(ctx, old); err != nil || b.Brought != 1500-len(there) || len(b.Different) > 0 {
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{DryRun: true}); err != nil || b.Found != 1 || b.Brought != 1500-len(there) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	reads(t, h, there...)
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || b.Brought != 1500-len(there) || len(b.Different) > 0 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	want, err := old.Messages(ctx)
@@ -54,33 +59,33 @@ func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
 		t.Fatal(err)
 	}
 	reads(t, h, want...)
-	if b, err := h.Bring(ctx, old); err != nil || b.Unchanged != 1 || b.Brought != 0 {
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || b.Unchanged != 1 || b.Brought != 0 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if err := old.AddUserMessage(ctx, "since"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := h.Bring(ctx, old); err != nil || b.Brought != 1 {
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || b.Brought != 1 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	// A host goes on here: then it is the source that has less, and then another one.
 	if err := h.AddUserMessage(ctx, "ours"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := h.Bring(ctx, old); err != nil || b.Unchanged != 1 {
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || b.Unchanged != 1 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if err := old.AddUserMessage(ctx, "theirs"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := h.Bring(ctx, old); err != nil || !reflect.DeepEqual(b.Different, []string{"langchaingo/a"}) {
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || !reflect.DeepEqual(b.Different, []string{"langchaingo/a"}) {
 		t.Errorf("%+v, %v", b, err)
 	}
 	other := memory.NewChatMessageHistory(memory.WithPreviousMessages([]llms.ChatMessage{llms.HumanChatMessage{Content: "hello"}}))
-	if b, err := langchaingo.NewHistory(storetest.Memory(t), "none").Bring(ctx, memory.NewChatMessageHistory()); err != nil || b.Unchanged != 1 {
+	if b, err := langchaingo.NewHistory(storetest.Memory(t), "none").Bring(ctx, memory.NewChatMessageHistory(), adapter.BringOptions{}); err != nil || b.Unchanged != 1 {
 		t.Errorf("%+v, %v", b, err)
 	}
-	if b, err := h.Bring(ctx, other); err != nil || len(b.Different) != 1 {
+	if b, err := h.Bring(ctx, other, adapter.BringOptions{}); err != nil || len(b.Different) != 1 {
 		t.Errorf("%+v, %v", b, err)
 	}
 }
