@@ -256,6 +256,17 @@ async def test_memory_finds_what_that_in_memory_finds(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_memory_of_events_with_images_is_stored_in_several_commits(tmp_path: Path) -> None:
+    image = types.Part.from_bytes(data=bytes(3 << 20), mime_type="image/png")
+    events = [Event(author="user", content=types.Content(role="user", parts=[types.Part(text=f"picture {i}"), image])) for i in range(40)]
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        memory = TurnstoneMemory(db)
+        await memory.add_events_to_memory(app_name="a", user_id="u", events=events)
+        assert len((await memory.search_memory(app_name="a", user_id="u", query="picture")).memories) == 10
+        assert (await (await db.session("adk-memory/a/u")).info()).nodes == 40
+
+
+@pytest.mark.asyncio
 async def test_a_session_that_was_made_again_is_another(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         a, b = TurnstoneSessions(db), TurnstoneSessions(db)

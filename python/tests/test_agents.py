@@ -11,6 +11,7 @@ from agents.usage import Usage
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 import turnstonedb
+from turnstonedb import AsyncClient, AsyncSession, ConflictError
 from turnstonedb.agents import TurnstoneSession
 
 set_tracing_disabled(True)
@@ -40,6 +41,26 @@ def test_items_are_added_popped_and_cleared(store: str) -> None:
             assert await s.get_items() == [item("new")]
 
     asyncio.run(main())
+
+
+def test_an_item_is_popped_once_though_the_answer_is_lost(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = AsyncSession.commit
+
+    async def lost(self: AsyncSession, *args: Any, **kw: Any) -> Any:
+        await commit(self, *args, **kw)
+        raise ConflictError("somebody was faster, or this call", {"matches": ["conflict", "unknown-outcome"]})
+
+    async def run() -> None:
+        async with await AsyncClient.open(store, idle=2) as db:
+            s = TurnstoneSession("a", db)
+            await s.add_items([item("0"), item("1"), item("2")])
+            with monkeypatch.context() as m:
+                m.setattr(AsyncSession, "commit", lost)
+                with pytest.raises(ConflictError):
+                    await s.pop_item()
+            assert await s.get_items() == [item("0"), item("1")]
+
+    asyncio.run(run())
 
 
 def test_a_session_that_others_clear_and_make_again_goes_on(store: str) -> None:

@@ -102,6 +102,26 @@ async def test_a_long_batch_that_failed_in_its_middle_is_stored_once(tmp_path: P
 
 
 @pytest.mark.asyncio
+async def test_lines_that_are_stored_are_no_failure_if_the_title_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, fails = AsyncSession.save_metadata, True
+
+    async def failing(self: AsyncSession, **kw: Any) -> None:
+        if fails:
+            raise UnavailableError("no answer", {})
+        await save(self, **kw)
+
+    monkeypatch.setattr(AsyncSession, "save_metadata", failing)
+    async with opened(tmp_path) as db:
+        store, k = TurnstoneSessionStore(db), key()
+        entries: list[Any] = [said("u1", None, "hello"), {"type": "custom-title", "customTitle": "A title"}, {"type": "note"}]
+        await store.append(k, entries)
+        assert await store.load(k) == entries
+        fails = False
+        await store.append(k, [{"type": "note", "n": 1}])
+        assert [i.name for i in (await db.list()).sessions] == ["A title"]
+
+
+@pytest.mark.asyncio
 async def test_an_entry_is_stored_once(tmp_path: Path) -> None:
     """Also by two hosts at once, and when a batch is mirrored again."""
     async with opened(tmp_path) as db:

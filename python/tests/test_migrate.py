@@ -19,7 +19,7 @@ import pytest
 from agents import SQLiteSession
 from agents.extensions.memory import SQLAlchemySession
 from google.adk.events import Event, EventActions
-from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from langgraph.checkpoint.base import empty_checkpoint
@@ -307,6 +307,46 @@ def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> N
         assert {t.config["configurable"]["thread_id"] for t in other.list(None)} == {"t/0 é", "t/2 é"}
 
 
+def test_a_thread_that_is_used_in_the_old_store_is_not_idle(tmp_path: Path) -> None:
+    config: Any = {"configurable": {"thread_id": "t/0 é"}}
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(2))
+        langgraph(old, client)
+        time.sleep(3.1)
+        graph(old).invoke(Command(resume="just now"), config)  # A host that has not come over yet.
+        assert MigratingSaver(client, old).delete_idle(timedelta(seconds=2)) == ["t/1 é"]
+        assert MigratingSaver(client, old).get_tuple(config).checkpoint == old.get_tuple(config).checkpoint
+        MigratingSaver(client, old).delete_thread("t/0 é")
+        assert MigratingSaver(client, old).get_tuple(config) is None
+
+
+def test_a_migration_goes_on_when_a_host_deletes_a_thread_of_it(tmp_path: Path) -> None:
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(3))
+        saver, put, deleted = MigratingSaver(client, old), TurnstoneSaver.put, []
+
+        def slow(self: Any, config: Any, *args: Any) -> Any:
+            at = put(self, config, *args)
+            if config["configurable"]["thread_id"] == "t/1 é" and not deleted:
+                deleted.append(True)
+                saver.delete_thread("t/1 é")
+            return at
+
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(TurnstoneSaver, "put", slow)
+            report = langgraph(old, client, threads=1)
+        assert (report.found, report.different, deleted) == (3, [], [True])
+        assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {"t/0 é", "t/2 é"}
+
+
+def test_a_saver_that_has_made_no_tables_yet_has_nothing_to_bring(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "db", check_same_thread=False)) as conn, store(tmp_path / "s") as client:
+        saver = MigratingSaver(client, SqliteSaver(conn))
+        assert list(saver.list(None)) == []
+        fill(saver, range(1))
+        assert len(list(saver.list(None))) > 0
+
+
 def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def add(id: str, *texts: str) -> None:
         session = SQLiteSession(id, tmp_path / "db")
@@ -316,9 +356,13 @@ def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixtur
     asyncio.run(add("a/b", "one", "two é"))
     asyncio.run(add("c", *map(str, range(2500))))
     arguments = ["agents", f"sqlite:{tmp_path / 'db'}", "--store", str(tmp_path / "s")]
-    assert main([*arguments, "--dry-run"]) == 0
-    assert "2 found, 0 unchanged, 2502 items to bring" in capsys.readouterr().out
-    assert not (tmp_path / "s").exists()
+    for made in (False, True):
+        if made:
+            (tmp_path / "s").mkdir()
+        assert main([*arguments, "--dry-run"]) == 0
+        assert "2 found, 0 unchanged, 2502 items to bring" in capsys.readouterr().out
+        assert made == (tmp_path / "s").exists()
+        assert list(tmp_path.glob("s/*")) == []
     command = subprocess.run([server.command(), "migrate", *arguments], env={**os.environ, "TURNSTONE_PYTHON": sys.executable}, capture_output=True, check=True)
     assert command.stdout == b"2 found, 0 unchanged, 2502 items brought\n"
     assert main(arguments) == 0
@@ -384,7 +428,7 @@ async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.Capture
     await speak(source, "refused", "v", "s", r, 1)
     async with await AsyncClient.open(tmp_path / "refused", idle=2) as client:
         report = await adk(source, client, ["refused"])
-        assert (report.found, report.brought, [d[:20] for d in report.different]) == (2, 1, ["session 'refused/uuu"])
+        assert (report.found, report.brought, [d[:20] for d in report.different]) == (2, 1, ["session 'refused/uuu", "state of 'refused/uu"])
     await source.delete_session(app_name="refused", user_id="u" * 600, session_id="s")
     await source.delete_session(app_name="refused", user_id="v", session_id="s")
     assert await migrated("--dry-run") == "12 found, 0 unchanged, 932 events to bring\n"
@@ -422,6 +466,20 @@ async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.Capture
         await speak(source, "trips", "user 0", "s/0", r, 2)
         assert "session 'trips/user 0/s/0': its events are others" in (await adk(source, client, apps)).different
         assert theirs(await told(target, apps)) == theirs(before)
+
+
+@pytest.mark.asyncio
+async def test_what_the_store_refuses_of_adk_is_named_and_the_rest_comes(tmp_path: Path) -> None:
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    await source.create_session(app_name="a", user_id="u", session_id="s" * 600, state={"user:kept": 1})
+    await source.create_session(app_name="a", user_id="v", session_id="s", state={"user:big": "x" * (14 << 20), "user:kept": 2})
+    await source.create_session(app_name="b", user_id="w", session_id="s", state={"user:kept": 3})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        report = await adk(source, client, ["a", "b"])
+        assert (report.found, [d[:15] for d in report.different]) == (3, ["session 'a/u/sss"[:15], "state 'big' of "])
+        target = TurnstoneSessions(client)
+        for app, user, kept in (("a", "u", 1), ("a", "v", 2), ("b", "w", 3)):
+            assert (await target.create_session(app_name=app, user_id=user)).state == {"user:kept": kept}
 
 
 @pytest.mark.asyncio

@@ -1,14 +1,13 @@
 // Memory of ADK.
 
 import type { Session as AdkSession, BaseMemoryService, Event, MemoryEntry, SearchMemoryRequest, SearchMemoryResponse } from "@google/adk";
-import { gone, join, newId, short } from "./adapter.ts";
+import { gone, inCommits, join, newId, short } from "./adapter.ts";
 import { eventOf, payloadOf } from "./adk-events.ts";
 import type { Client, Session } from "./client.ts";
 import { ConflictError } from "./errors.ts";
 import type { NewNode } from "./types.ts";
 
 const memoryRoot = "adk-memory";
-const atOnce = 200; // events of a commit
 
 /**
  * A memory service on a store: it finds what a user and the agents have said in all sessions that were added, by words.
@@ -36,8 +35,7 @@ export class TurnstoneMemory implements BaseMemoryService {
 		// A search changes nothing in this session: otherwise a prune could take it for inactive.
 		const place = { group: join(memoryRoot, appName), retention: "all" } as const;
 		const { session } = await this.#client.create(join(memoryRoot, appName, userId), place);
-		const all = [...nodes.values()];
-		for (let i = 0; i < all.length; i += atOnce) await remember(session, all.slice(i, i + atOnce));
+		for (const some of inCommits([...nodes.values()], (n) => Buffer.byteLength(n.payload ?? ""))) await remember(session, some);
 	}
 
 	/** Returns events that share a word with a query, those that share the most first. */

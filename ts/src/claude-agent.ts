@@ -22,9 +22,9 @@ import {
 	type SessionStoreEntry,
 	type SessionSummaryEntry,
 } from "@anthropic-ai/claude-agent-sdk";
-import { gone, join, listed, maxPage, newId, outcomeUnknown, short } from "./adapter.ts";
+import { gone, inCommits, join, listed, maxPage, newId, outcomeUnknown, short } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
-import { ConflictError, TurnConflictError } from "./errors.ts";
+import { ConflictError, TurnConflictError, TurnstoneError } from "./errors.ts";
 import type { Create, Info, NewNode, Usage } from "./types.ts";
 
 // Labels. Those with a dot are for people; by the others sessions are found.
@@ -38,7 +38,6 @@ const stampKey = ".import.stamp"; // a record of a session that an import has re
 
 const atOnce = 500; // lines of a commit
 const maxModel = 128; // bytes of the name of a model
-const bytesAtOnce = 4 << 20; // of these
 const maxKnown = 256; // transcripts that are remembered
 const uuidForm = /^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$/;
 
@@ -68,7 +67,7 @@ export class TurnstoneSessionStore implements SessionStore {
 				.digest("hex");
 			let { stored, turn } = t.failed?.digest === digest ? t.failed : { stored: 0, turn: "" };
 			t.failed = undefined;
-			for (const some of parts(lines).slice(stored)) {
+			for (const some of inCommits(lines, (l) => Buffer.byteLength(l.payload), atOnce).slice(stored)) {
 				turn ||= newId();
 				try {
 					await this.#append(t, some, turn);
@@ -144,7 +143,10 @@ export class TurnstoneSessionStore implements SessionStore {
 		fresh.forEach((line, i) => {
 			if (line.uuid) s.nodes.set(line.uuid, result.nodes?.[i] as string);
 		});
-		await s.describe();
+		// The lines are stored, and who is told otherwise stores them again. The next append describes the session.
+		await s.describe().catch((e) => {
+			if (!(e instanceof TurnstoneError)) throw e;
+		});
 	}
 
 	#transcript(key: SessionKey): Transcript {
@@ -467,23 +469,6 @@ class Line {
 			return undefined;
 		}
 	}
-}
-
-function parts(lines: Line[]): Line[][] {
-	const out: Line[][] = [[]];
-	let size = 0;
-	for (const line of lines) {
-		const n = Buffer.byteLength(line.payload);
-		const last = out.at(-1) as Line[];
-		if (last.length > 0 && (last.length === atOnce || size + n > bytesAtOnce)) {
-			out.push([line]);
-			size = n;
-		} else {
-			last.push(line);
-			size += n;
-		}
-	}
-	return out;
 }
 
 /** Returns the positions of nodes in the order of the file that an import has read, and those that have come since. */

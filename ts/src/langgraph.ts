@@ -233,7 +233,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		}
 	}
 
-	/** Deletes the threads that nobody has used for so many seconds, in any of their namespaces, and returns them. One that is used meanwhile stays. */
+	/**
+	 * Deletes the threads that nobody has used for so many seconds, in any of their namespaces, and returns them. A namespace that is used meanwhile stays, and
+	 * its thread is not among the result.
+	 */
 	async deleteIdle(seconds: number): Promise<string[]> {
 		if (!(seconds > 0)) throw new RangeError(`deleteIdle of ${seconds} seconds`);
 		const before = Date.now() - seconds * 1000;
@@ -241,11 +244,15 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		for (const { thread, updated } of await this.#listed()) threads.set(thread, threads.get(thread) !== false && Date.parse(updated) <= before);
 		const gone: string[] = [];
 		for (const [thread, unused] of threads) {
-			if (!unused) continue;
-			const report = await this.#client.prune({ group: groupOf(thread), inactive: seconds });
-			if (report.deleted) gone.push(thread);
+			if (unused && (await this.deleteIfIdle(thread, seconds))) gone.push(thread);
 		}
 		return gone;
+	}
+
+	/** Deletes the namespaces of a thread that nobody has used for so many seconds, and returns whether all of it is gone. */
+	protected async deleteIfIdle(thread: string, seconds: number): Promise<boolean> {
+		await this.#client.prune({ group: groupOf(thread), inactive: seconds });
+		return (await this.#places(thread)).length === 0;
 	}
 
 	// Sessions

@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // The command turnstonedb-migrate: see migrate.ts.
 
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -45,7 +45,7 @@ async function main(): Promise<number> {
 	const options = { ...(token ? { token } : {}), ...(namespace ? { namespace } : {}) };
 	const served = /^(https?:\/\/|unix:)/.test(store);
 	// A dry run makes no store: it looks at an empty one if there is none yet.
-	const empty = dryRun && !served && !existsSync(store) ? mkdtempSync(join(tmpdir(), "t")) : undefined;
+	const empty = dryRun && !served && !(existsSync(store) && readdirSync(store).length > 0) ? mkdtempSync(join(tmpdir(), "t")) : undefined;
 	const client = served ? new Client(store, options) : await Client.open(empty ? join(empty, "s") : store, options);
 	try {
 		const { saver, close } = await opened(url);

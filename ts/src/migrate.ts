@@ -62,6 +62,8 @@ type Row = { [column: string]: string | number } & { value: Uint8Array | null };
 async function* standing(source: BaseCheckpointSaver, thread?: string): AsyncGenerator<Standing> {
 	const { db, pool, options } = source as unknown as Tables;
 	const inSQLite = typeof db?.prepare === "function";
+	const made = "SELECT name FROM sqlite_master WHERE name IN ('checkpoints', 'writes')";
+	if (inSQLite && (db?.prepare?.(made).all() ?? []).length < 2) return; // It makes its tables when it is first used.
 	if (!inSQLite && !(pool && options?.schema)) {
 		const places = new Set<string>();
 		for await (const { config } of source.list({ configurable: thread === undefined ? {} : { thread_id: thread } }))
@@ -177,7 +179,7 @@ async function bring(
 				const found = await contents(new TurnstoneSaver(client, source.serde), place); // It remembers nothing.
 				if (await read(client, goneSession, goneKey(place.thread))) {
 					// A host has deleted the thread meanwhile, and may have made it again.
-					if (found.size === wanted.size) await made.delete("keep", { expected: revision });
+					if ([...found.keys()].every((id) => wanted.has(id))) await made.delete("keep", { expected: revision });
 					return { brought: 0 };
 				}
 				another = [...wanted].find(([id, { whole, writes }]) => found.get(id)?.whole !== whole || found.get(id)?.writes !== writes);
@@ -284,11 +286,12 @@ export class MigratingSaver extends TurnstoneSaver {
 		}
 	}
 
-	/** Notes that a thread is not to be brought any more. */
-	async #forget(thread: string): Promise<void> {
+	/** Notes that a thread is not to be brought any more. Returns the version of the note. */
+	async #forget(thread: string): Promise<string> {
 		const { session } = await this.#client.create(goneSession, { retention: "all" });
-		await session.changeRecords([{ key: goneKey(thread), action: "set", value: "deleted" }]);
+		const [version] = await session.changeRecords([{ key: goneKey(thread), action: "set", value: "deleted" }]);
 		await this.#brought.get(thread)?.catch(() => {});
+		return version as string;
 	}
 
 	override async getTuple(...args: Parameters<TurnstoneSaver["getTuple"]>): ReturnType<TurnstoneSaver["getTuple"]> {
@@ -318,8 +321,22 @@ export class MigratingSaver extends TurnstoneSaver {
 	}
 
 	override async deleteIdle(seconds: number): Promise<string[]> {
-		const deleted = await super.deleteIdle(seconds);
-		for (const thread of deleted) await this.#forget(thread);
-		return deleted;
+		for await (const place of standing(this.#old)) {
+			const note = await read(this.#client, sessionOf(place), noteKey);
+			// Hosts may have used it in the old store since a migration.
+			if (note && ![place.stands, byHost].includes(note.value.toString())) await this.#bring({ configurable: { thread_id: place.thread } });
+		}
+		return super.deleteIdle(seconds);
+	}
+
+	protected override async deleteIfIdle(thread: string, seconds: number): Promise<boolean> {
+		const expect = await this.#forget(thread);
+		if (await super.deleteIfIdle(thread, seconds)) return true;
+		try {
+			await new Session(this.#client, goneSession).changeRecords([{ key: goneKey(thread), action: "delete", expect }]);
+		} catch (e) {
+			if (!(e instanceof RecordConflictError)) throw e; // Otherwise another one has deleted it.
+		}
+		return false;
 	}
 }

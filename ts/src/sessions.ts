@@ -59,6 +59,25 @@ export function newId(): string {
 	return randomBytes(16).toString("hex");
 }
 
+/** Bytes of the events of a commit. */
+const maxCommitBytes = 4 << 20;
+
+/** Returns events in groups for commits: at most `most` of them, and 4 MiB by what `size` says of each, unless one alone has more. */
+export function inCommits<E>(events: E[], size: (event: E) => number, most = 200): E[][] {
+	const out: E[][] = [];
+	let total = 0;
+	for (const e of events) {
+		const [n, last] = [size(e), out.at(-1)];
+		if (last && last.length < most && total + n <= maxCommitBytes) last.push(e);
+		else {
+			out.push([e]);
+			total = 0;
+		}
+		total += n;
+	}
+	return out;
+}
+
 /**
  * Calls f, which reads and then changes what it has read, until nobody has changed that in between. Returns what f returns. A conflict after which the change
  * may stand is thrown: it would be made twice.
@@ -73,13 +92,17 @@ export async function untilStands<T>(f: () => Promise<T>): Promise<T> {
 	}
 }
 
+/** How often `recorded` reads several pages at most: while others write steadily, each reading has something new. */
+const maxReadings = 5;
+
 /**
  * Returns the records of all sessions whose keys begin with a prefix. A session may give up one key for another while several pages are read, so these are read
- * again until nothing is new: such a session may have both records in the result, the later one with the later time.
+ * again until nothing is new: such a session may have both records in the result, the later one with the later time. One that is not in the result was made
+ * meanwhile, or has got another key in each of five readings, every time before its old one was read and after the place of its new one was.
  */
 export async function recorded(client: Client, prefix: string): Promise<StoredRecord[]> {
 	const seen = new Map<string, StoredRecord>();
-	for (let more = true; more; ) {
+	for (let more = true, readings = 0; more && readings < maxReadings; readings++) {
 		more = false;
 		for (let after: string | undefined, first = true; after || first; first = false) {
 			const page = await client.records(prefix, { limit: maxPage, ...(after ? { after } : {}) });

@@ -5,6 +5,7 @@ import {
 	fileNames,
 	fileVersions,
 	findFile,
+	inCommits,
 	join,
 	json,
 	listed,
@@ -21,7 +22,7 @@ import {
 	unmarshal,
 	untilStands,
 } from "../src/adapter.ts";
-import { ConflictError, type Info, InvalidError, RecordConflictError } from "../src/index.ts";
+import { type Client, ConflictError, type Info, InvalidError, RecordConflictError } from "../src/index.ts";
 import { open } from "./helpers.ts";
 
 test("ids of names are those of Go and Python", () => {
@@ -207,4 +208,22 @@ test("a version of a file is given once, and deleted versions leave nothing behi
 	expect((await session.records()).records).toEqual([]);
 	expect((await session.load({ full: true })).nodes).toEqual([]);
 	expect((await saveFile(session, "a/b", "", Buffer.from("x"), null)).version).toBe(1);
+});
+
+test("a list of records ends while others write steadily", async () => {
+	let n = 0;
+	const records = async (_: string, { after }: { after?: string }) => ({
+		records: [{ session: `s${n++}`, key: "k" }],
+		...(after ? {} : { next: "page 2" }),
+	});
+	const found = await recorded({ records } as unknown as Client, "k");
+	expect(found.length).toBe(n);
+	expect(n).toBeLessThan(20);
+});
+
+test("events are committed in groups of so many, and of so many bytes", () => {
+	const events = [1, 4, 3 << 20, 1 << 20, 9 << 20, 1];
+	expect(inCommits(events, (e) => e, 3)).toEqual([[1, 4, 3 << 20], [1 << 20], [9 << 20], [1]]);
+	expect(inCommits([1, 2, 3], (e) => e, 2)).toEqual([[1, 2], [3]]);
+	expect(inCommits([], () => 1)).toEqual([]);
 });

@@ -533,6 +533,17 @@ test("equal artifacts are stored once, a version is given once, and a session is
 	expect(await artifacts.loadArtifact(file)).toBeUndefined();
 });
 
+test("memory of events with images is stored in several commits", { timeout: 60_000 }, async () => {
+	const memory = new TurnstoneMemory(await open(), { most: 100 });
+	const inlineData = { mimeType: "image/png", data: Buffer.alloc(3 << 20).toString("base64") };
+	const events = Array.from({ length: 40 }, (_, i) => ({
+		...createEvent({ author: "user" }),
+		content: { role: "user", parts: [{ text: `picture ${i}` }, { inlineData }] },
+	}));
+	await memory.addSessionToMemory({ id: "s", appName: "a", userId: "u", state: {}, events, lastUpdateTime: 0 });
+	expect((await memory.searchMemory({ appName: "a", userId: "u", query: "picture" })).memories).toHaveLength(40);
+});
+
 test("memory of ADK finds what that in memory finds, once, and the nearest first", async () => {
 	const store = newStore();
 	const [ours, theirs] = [new TurnstoneMemory(await open(store), { most: 1000 }), new InMemoryMemoryService()];

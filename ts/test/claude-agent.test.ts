@@ -15,6 +15,8 @@ import {
 	tagSession,
 } from "@anthropic-ai/claude-agent-sdk";
 import { TurnstoneSessionStore } from "../src/claude-agent.ts";
+import { Session } from "../src/client.ts";
+import { UnavailableError } from "../src/errors.ts";
 import { alike, type Random } from "../src/testing.ts";
 import { newStore, open } from "./helpers.ts";
 
@@ -147,6 +149,22 @@ test("an entry is stored once, by two hosts at once and when a batch comes again
 	await b.append(key, entries);
 	const loaded = await a.load(key);
 	expect(loaded?.map((e) => e.uuid).sort()).toEqual(entries.map((e) => e.uuid).sort());
+});
+
+test("lines that are stored are no failure if the title is not", async () => {
+	const { saveMetadata } = Session.prototype;
+	const db = await open();
+	const [store, k] = [new TurnstoneSessionStore(db), { projectKey: "p", sessionId: randomUUID() }];
+	const entries = [said("u1", null, "hello"), { type: "custom-title", customTitle: "A title" }, { type: "note" }];
+	try {
+		Session.prototype.saveMetadata = () => Promise.reject(new UnavailableError("no answer"));
+		await store.append(k, entries);
+	} finally {
+		Session.prototype.saveMetadata = saveMetadata;
+	}
+	expect(await store.load(k)).toEqual(entries);
+	await store.append(k, [{ type: "note", n: 1 }]);
+	expect((await db.list()).sessions.map((s) => s.name)).toEqual(["A title"]);
 });
 
 test("sessions have a title, a model, usage and branches", async () => {

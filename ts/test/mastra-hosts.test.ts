@@ -9,7 +9,7 @@ import { InMemoryStore, MastraCompositeStore, type MemoryStorage } from "@mastra
 import { Memory } from "@mastra/memory";
 import { MockLanguageModelV3, simulateReadableStream } from "ai-6/test";
 import { onTestFinished } from "vitest";
-import type { Client } from "../src/client.ts";
+import { type Client, Session } from "../src/client.ts";
 import { TurnstoneStore } from "../src/mastra.ts";
 import { children } from "../src/server.ts";
 import type { StoredRecord } from "../src/types.ts";
@@ -112,6 +112,66 @@ test("a copy of a thread that was cut off is made whole by another call, with no
 	expect((await memory.listMessages({ threadId: "u" })).messages.map((m) => m.id)).toEqual([messageIdMap.m0]);
 	const ids = (await memory.listMessages({ threadId: "copy", perPage: false })).messages.map((m) => m.id);
 	expect(ids).toEqual(Array.from({ length: 250 }, (_, i) => again.messageIdMap?.[`m${i}`]));
+});
+
+test("a copy of a thread that is made again has nothing that its source has no more", { timeout: 60_000 }, async () => {
+	const db = await open();
+	const { memory } = await storeOf(db);
+	await memory.saveThread({ thread: thread("t") });
+	await memory.saveMessages({ messages: Array.from({ length: 250 }, (_, i) => message(`m${i}`, "t", { createdAt: new Date(i) })) });
+	const { commitAll } = db;
+	let calls = 0;
+	db.commitAll = (commits) => (++calls === 2 ? Promise.reject(new Error("cut off")) : commitAll.call(db, commits));
+	const copy = () => memory.copyThread({ sourceThreadId: "t", newThreadId: "copy" });
+	await expect(copy()).rejects.toThrow("cut off");
+	await memory.deleteMessages(["m3"]);
+	await copy();
+	expect((await memory.listMessages({ threadId: "copy" })).total).toBe(249);
+	await expect(copy()).rejects.toThrow("already exists");
+	expect((await memory.listMessages({ threadId: "copy" })).total).toBe(249);
+});
+
+test("the group of a thread that several hosts move is that of its resource, also after one was cut off", async () => {
+	const store = newStore();
+	const db = await open(store);
+	const { memory } = await storeOf(db);
+	const { memory: other } = await storeOf(await open(store));
+	await memory.saveThread({ thread: thread("t", "ann") });
+	const group = async () => (await (await db.session("mastra/t")).info()).group;
+	const { saveMetadata } = Session.prototype;
+	const cut = async (f: () => Promise<unknown>) => {
+		Session.prototype.saveMetadata = async function (...args) {
+			Session.prototype.saveMetadata = saveMetadata;
+			await f();
+			return saveMetadata.apply(this, args);
+		};
+		return memory.updateThreadResourceId({ threadId: "t", resourceId: "bob" });
+	};
+	await cut(() => other.updateThreadResourceId({ threadId: "t", resourceId: "eve" }));
+	expect(await group()).toBe("mastra/eve");
+	await expect(cut(() => Promise.reject(new Error("cut off")))).rejects.toThrow("cut off");
+	expect(await group()).toBe("mastra/eve");
+	await memory.updateThreadResourceId({ threadId: "t", resourceId: "bob" });
+	expect(await group()).toBe("mastra/bob");
+});
+
+test("Mastra's retention takes nothing beside what is old", async () => {
+	const { memory } = await storeOf();
+	const old = new Date(0);
+	await memory.saveThread({ thread: thread("t", "r", { createdAt: old, updatedAt: old }) });
+	await memory.saveMessages({ messages: [message("m", "t", { createdAt: old })] });
+	await memory.saveThread({ thread: thread("t", "r", { createdAt: old, updatedAt: old }) });
+	await memory.saveResource({ resource: { id: "r", createdAt: old, updatedAt: old } });
+	await memory.initializeObservationalMemory({ threadId: null, resourceId: "r", scope: "resource", config: {} });
+	const pruned = await memory.prune({ messages: { maxAge: "1d" }, resources: { maxAge: "1d" }, threads: { maxAge: "1d" } });
+	expect(pruned.map((p) => [p.table, p.deleted])).toEqual([
+		["mastra_messages", 1],
+		["mastra_resources", 1],
+		["mastra_threads", 1], // The deletion of its message has not made it newer.
+	]);
+	expect(await memory.getResourceById({ resourceId: "r" })).toBeNull();
+	expect(await memory.getObservationalMemory(null, "r")).toMatchObject({ resourceId: "r" });
+	expect((await memory.prune({ resources: { maxAge: "1d" } }))[0]).toMatchObject({ deleted: 0 });
 });
 
 test("a message that is saved while its thread gets another resource goes with it", async () => {

@@ -1,6 +1,6 @@
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { AIMessage, type BaseMessage, HumanMessage } from "@langchain/core/messages";
 import type { RunnableConfig } from "@langchain/core/runnables";
@@ -303,6 +303,9 @@ test("the command says how it is used, and makes no database", async () => {
 	await fill(source.saver, [0]);
 	const dry = await migrate([`sqlite:${source.path}`, "--store", none, "--dry-run"]);
 	expect([dry.code, existsSync(none)]).toEqual([0, false]);
+	mkdirSync(none);
+	await migrate([`sqlite:${source.path}`, "--store", none, "--dry-run"]);
+	expect(readdirSync(none)).toEqual([]);
 	expect(dry.out).toMatch(/^\d found, 0 unchanged, \d+ checkpoints to bring\n$/);
 });
 
@@ -378,6 +381,53 @@ test("threads with names of any content and length are deleted one by one, also 
 	await new TurnstoneSaver(client).putWrites({ configurable: { ...at(names[1] as string, "").configurable, checkpoint_id: "x" } }, [["a", 1]], "t");
 	expect(await saver.deleteIdle(2)).toEqual(["idle"]);
 	expect(await left()).toEqual([false, true, false]);
+});
+
+test("a thread that is used in the old store, or of which a part is used here, is not idle", async () => {
+	const { saver: old } = sqlite();
+	const client = await open();
+	await fill(old, [0, 1, 2]);
+	await langgraph(old, client);
+	const saver = new MigratingSaver(client, old);
+	await saver.put(at("t/2 é", "sub"), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+	await new Promise((done) => setTimeout(done, 3100));
+	await graph(old).invoke(new Command({ resume: "just now" }), at("t/0 é")); // by a host that has not come over yet
+	const { prune } = client;
+	client.prune = async (o) => {
+		if (o?.group?.includes("2")) await saver.put(at("t/2 é", "sub"), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+		return prune.call(client, o);
+	};
+	expect(await saver.deleteIdle(2)).toEqual(["t/1 é"]);
+	const next = new MigratingSaver(client, old);
+	expect((await next.getTuple(at("t/0 é")))?.checkpoint.id).toBe((await old.getTuple(at("t/0 é")))?.checkpoint.id);
+	expect(await next.getTuple(at("t/1 é"))).toBeUndefined();
+	expect((await client.records("gone/")).records.map((r) => r.key)).toEqual(["gone/t%2F1%20%C3%A9"]);
+	await next.deleteThread("t/2 é");
+	expect(await all(new MigratingSaver(client, old).list(at("t/2 é")))).toEqual([]);
+});
+
+test("a thread that a host makes anew during a migration stays, however many checkpoints it has", async () => {
+	const { saver: old } = sqlite();
+	const client = await open();
+	const put = (s: BaseCheckpointSaver) => s.put(at("t", ""), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+	await put(old);
+	const { session } = client;
+	const host = new MigratingSaver(client, old);
+	client.session = async (id) => {
+		client.session = session; // The migration has brought all, and looks what is there.
+		await host.deleteThread("t");
+		await put(host);
+		return session.call(client, id);
+	};
+	expect((await langgraph(old, client)).different).toEqual([]);
+	expect(client.session).toBe(session);
+	expect(await all(host.list(at("t", "")))).toHaveLength(1);
+});
+
+test("a saver that has made no tables yet has nothing to bring", async () => {
+	const saver = new MigratingSaver(await open(), SqliteSaver.fromConnString(":memory:"));
+	expect(await saver.getTuple(at("t"))).toBeUndefined();
+	expect(await all(saver.list({}))).toEqual([]);
 });
 
 test("a host that brings a thread while a migration does so goes on", async () => {

@@ -544,17 +544,15 @@ class TurnstoneMemory(BaseMemoryService):
         self, *, app_name: str, user_id: str, events: Sequence[Event], session_id: str | None = None, custom_metadata: Mapping[str, object] | None = None
     ) -> None:
         """Adds events that have content."""
-        wanted = {adapter.short(adapter.join("event", session_id or "", e.id)): e for e in events if e.content and e.content.parts}
-        keys = list(wanted)
-        if not keys:
+        wanted = {adapter.short(adapter.join("event", session_id or "", e.id)): payload_of(e, {}) for e in events if e.content and e.content.parts}
+        if not wanted:
             return
         handle, _ = await self._client.create(adapter.join(_MEMORY, app_name, user_id), group=adapter.join(_MEMORY, app_name), retention="all")
-        for i in range(0, len(keys), 200):
+        for keys in adapter.in_commits(wanted, lambda k: len(wanted[k])):
             while True:
                 info = await handle.info()
-                there = await handle.nodes_by_key(*keys[i : i + 200])
-                fresh = [k for k in keys[i : i + 200] if k not in there]
-                nodes = [NewNode("memory", payload_of(wanted[k], {}), k) for k in fresh]
+                there = await handle.nodes_by_key(*keys)
+                nodes = [NewNode("memory", wanted[k], k) for k in keys if k not in there]
                 if not nodes:
                     break
                 try:

@@ -92,8 +92,10 @@ class TurnstoneSession(SessionABC):
                 if not state.nodes:
                     return None
                 n = state.nodes[0]
-                await s.commit(expected=state.revision, leaf=n.parent or "none", tombstone=[n.id])
-            except ConflictError:
+                await s.commit(expected=state.revision, turn=secrets.token_hex(16), leaf=n.parent or "none", tombstone=[n.id])
+            except ConflictError as e:
+                if e.outcome_unknown:
+                    raise
                 continue  # Somebody else has added or removed one.
             except NotFoundError:
                 self._handle = None

@@ -22,6 +22,7 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -30,7 +31,7 @@ from claude_agent_sdk import SessionKey, SessionListSubkeysKey, SessionStore, Se
 
 from . import adapter
 from ._async import AsyncClient, AsyncSession
-from .errors import ConflictError, TurnConflictError
+from .errors import ConflictError, Error, TurnConflictError
 from .types import Info, NewNode, RecordChange, Usage
 
 # Labels. Those with a dot are for people; by the others sessions are found.
@@ -144,7 +145,8 @@ class TurnstoneSessionStore(SessionStore):
             return
         t.revision = result.revision
         t.nodes.update((line.uuid, id) for line, id in zip(new, result.nodes, strict=True) if line.uuid)
-        await self._describe(t)
+        with suppress(Error, OSError):  # The lines are stored, and who is told otherwise stores them again. The next append describes it.
+            await self._describe(t)
 
     async def _describe(self, t: _Transcript) -> None:
         """Gives the session the title and the model that the transcript has, unless people have given it others."""

@@ -26,7 +26,7 @@ import { gone, listed, recorded } from "../adapter.ts";
 import { Session } from "../client.ts";
 import { compareTimes } from "../times.ts";
 import type { StoredRecord } from "../types.ts";
-import { resourceGroup, resourcePart, resourceSession } from "./observations.ts";
+import { observationsPart, resourceGroup, resourcePart, resourceSession } from "./observations.ts";
 import { ResourceMemory } from "./resources.ts";
 import { chunks, each, grouped, keyOf, nodesOf, partsOf, pruned, remove, removeIf, saidOf, sum, untilCommitted } from "./stored.ts";
 import { group, groupOf, type Header, messageKey, messageOf, ofThread, sessionOf, Thread, threadOf, threadPart } from "./thread.ts";
@@ -41,6 +41,8 @@ type Query = Omit<StorageListMessagesByResourceIdInput, "resourceId"> & {
 };
 
 /** What a commit to one thread has at most: messages, bytes, records, and threads that they come from. The store allows 256 records, and 64 sessions. */
+/** The id of a copy that a call with the id of a new thread has made. */
+const copyForm = /^[0-9a-f]{64}$/;
 const maxSaved = 200;
 const maxBytes = 16 << 20;
 const maxRecords = 250;
@@ -163,7 +165,7 @@ export class TurnstoneMemory extends ResourceMemory {
 			createdAt: now,
 			updatedAt: now,
 		};
-		// A call that was cut off and is made again with the same new id replaces the copies that it had made.
+		// A call that was cut off and is made again with the same new id replaces the copies that it had made, and deletes those of what is not in the source any more.
 		const copyOf = (m: MastraDBMessage) =>
 			newThreadId
 				? createHash("sha256")
@@ -172,6 +174,14 @@ export class TurnstoneMemory extends ResourceMemory {
 				: randomUUID();
 		const messageIdMap = Object.fromEntries(messages.map((m) => [m.id, copyOf(m)]));
 		const copies = messages.map((m) => ({ ...m, id: messageIdMap[m.id] as string, resourceId: resourceId || m.resourceId }));
+		const kept = new Set(copies.map((m) => m.id));
+		const earlier = newThreadId ? (await this.#headers(id)).map((h) => h.id).filter((m) => copyForm.test(m) && !kept.has(m)) : [];
+		for (const some of chunks(earlier, maxSaved)) {
+			await this.#change(some, [id], ([t]) => {
+				if (t?.thread) throw new Error(`Thread with id ${id} already exists`);
+				for (const m of some) t?.drop(m);
+			});
+		}
 		const moved = new Map<string, string>();
 		// The thread comes with its last messages: it is listed when it is whole. Those that were copied before are found already.
 		const parts = copies.length > 0 ? commitsOf(copies) : [[]];
@@ -194,9 +204,13 @@ export class TurnstoneMemory extends ResourceMemory {
 		// The thread moves with its last messages, so that a call which was cut off is made whole by another one. It moves only as it stood
 		// before its messages were listed: one that is saved meanwhile would keep the old resource.
 		for (;;) {
-			const { thread, stands } = await Thread.load(this.client, threadId, []);
+			const loaded = await Thread.load(this.client, threadId, []);
+			const { thread, stands } = loaded;
 			if (!thread) throw new Error(`Thread "${threadId}" not found`);
-			if (thread.resourceId === resourceId) return thread;
+			if (thread.resourceId === resourceId) {
+				await this.#regroup(loaded); // A call that was cut off may have left that.
+				return thread;
+			}
 			const others = (await this.#headers(threadId)).filter((h) => h.resource !== resourceId).map((h) => h.id);
 			const moved = await this.#change(others.slice(0, maxSaved), [threadId], (threads) => {
 				const t = threads.find((x) => x.id === threadId);
@@ -312,18 +326,18 @@ export class TurnstoneMemory extends ResourceMemory {
 	}
 
 	override async deleteMessages(messageIds: string[]): Promise<void> {
-		await this.#deleteMessages(messageIds, () => true);
+		await this.#deleteMessages(messageIds, () => true, { touch: true });
 	}
 
-	/** Deletes those of some messages of which f says so, and returns how many these are. */
-	async #deleteMessages(messageIds: string[], f: (h: Header) => boolean): Promise<number> {
+	/** Deletes those of some messages of which f says so, and returns how many these are. `touch` tells whether their threads are changed now. */
+	async #deleteMessages(messageIds: string[], f: (h: Header) => boolean, { touch }: { touch: boolean }): Promise<number> {
 		let deleted = 0;
 		for (const ids of chunks([...new Set(messageIds)], maxChanged)) {
 			deleted += await this.#change(ids, [], (threads) => {
 				const chosen = threads.map((t) => [...t.messages.values()].filter(({ header }) => f(header)));
 				for (const [i, t] of threads.entries()) {
 					for (const { header } of chosen[i] ?? []) t.drop(header.id);
-					if (chosen[i]?.length) t.touch();
+					if (touch && chosen[i]?.length) t.touch();
 				}
 				return chosen.flat().length;
 			});
@@ -347,9 +361,16 @@ export class TurnstoneMemory extends ResourceMemory {
 		});
 	}
 
+	/** Gives a session the group of its thread's resource, also if others move the thread meanwhile. */
 	async #regroup(t: Thread): Promise<void> {
+		const session = new Session(this.client, sessionOf(t.id), t.stands.incarnation);
 		try {
-			await new Session(this.client, sessionOf(t.id), t.stands.incarnation).saveMetadata({ group: groupOf(t.thread?.resourceId) });
+			for (let [is, was] = [t.thread?.resourceId, undefined as string | undefined]; is !== was; ) {
+				await session.saveMetadata({ group: groupOf(is) });
+				const now = await Thread.load(this.client, t.id, []);
+				if (now.stands.incarnation !== t.stands.incarnation) return;
+				[is, was] = [now.thread?.resourceId, is];
+			}
 		} catch (e) {
 			if (!gone(e)) throw e;
 		}
@@ -422,10 +443,15 @@ export class TurnstoneMemory extends ResourceMemory {
 			(table, before) => this.#older(table, before),
 			async (table, ids, before) => {
 				const isOld = (at: string | Date) => new Date(at).getTime() < before;
-				if (table === "mastra_messages") return this.#deleteMessages(ids, (h) => isOld(h.createdAt));
-				const [session, part, field] =
-					table === "mastra_threads" ? ([sessionOf, threadPart, "updatedAt"] as const) : ([resourceSession, resourcePart, "createdAt"] as const);
-				return sum(await each(ids, (id) => removeIf(this.client, session(id), part, (x) => isOld((x as StorageResourceType)[field]))));
+				// A thread that nobody uses stays as old as it is.
+				if (table === "mastra_messages") return this.#deleteMessages(ids, (h) => isOld(h.createdAt), { touch: false });
+				const isOldThread = (t: unknown) => isOld((t as StorageThreadType).updatedAt);
+				const isOldResource = (r: unknown) => isOld((r as StorageResourceType).createdAt);
+				const remove = (id: string) =>
+					table === "mastra_threads"
+						? removeIf(this.client, sessionOf(id), threadPart, isOldThread)
+						: removeIf(this.client, resourceSession(id), resourcePart, isOldResource, [observationsPart]);
+				return sum(await each(ids, remove));
 			},
 		);
 	}

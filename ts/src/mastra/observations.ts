@@ -27,7 +27,7 @@ export const resourceGroup = "mastra-resources";
 export const resourcePart = "resource";
 export const resourceSession = (id: string) => short(join(resourceGroup, id));
 
-const observationsPart = "observations";
+export const observationsPart = "observations";
 const recordKey = (id: string) => keyOf("observations", id);
 
 /**

@@ -9,7 +9,7 @@ import {
 	retentionCutoffMs,
 	type TableRetentionPolicy,
 } from "@mastra/core/storage";
-import { gone, join, outcomeUnknown, short, untilStands } from "../adapter.ts";
+import { gone, join, newId, outcomeUnknown, short, untilStands } from "../adapter.ts";
 import { type Client, Session } from "../client.ts";
 import type { Create, Node, StoredRecord } from "../types.ts";
 
@@ -133,14 +133,16 @@ export function grouped<T>(items: Iterable<T>, by: (item: T) => string): Map<str
 }
 
 /**
- * Deletes a session if f says so of a part of its checkpoint, as it stands right before that, and never another one of its id. Returns how many it has
- * deleted.
+ * Deletes a session if f says so of a part of its checkpoint, as it stands right before that, and never another one of its id. If one of the parts `beside` has
+ * anything, only that part is dropped. Returns how many it has deleted.
  */
-export function removeIf(client: Client, id: string, part: string, f: (content: unknown) => boolean): Promise<number> {
-	return untilStands(async () => {
-		const { incarnation, revision, parts } = await standing(client, id, [part]);
+export function removeIf(client: Client, id: string, part: string, f: (content: unknown) => boolean, beside: string[] = []): Promise<number> {
+	return untilCommitted(async () => {
+		const { incarnation, revision: expected, parts } = await standing(client, id, [part, ...beside]);
 		if (incarnation === undefined || !parts.has(part) || !f(parts.get(part))) return 0;
-		await new Session(client, id, incarnation).delete("keep", { expected: revision });
+		const session = new Session(client, id, incarnation);
+		if (beside.some((p) => (parts.get(p) as unknown[] | undefined)?.length)) await session.commit({ expected, turn: newId(), drop: [part] });
+		else await session.delete("keep", { expected });
 		return 1;
 	});
 }

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--dry-run", action="store_true", help="change nothing, say what there is to do")
     a = p.parse_args(arguments)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as none:
-        if a.dry_run and not _served(a.store) and not Path(a.store).exists():
+        if a.dry_run and not _served(a.store) and not any(Path(a.store).glob("*")):
             a.store = none + "/store"  # There is nothing yet, and a dry run makes nothing.
         return _report(a)
 

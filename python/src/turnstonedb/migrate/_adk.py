@@ -30,19 +30,22 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
         shared: dict[str, dict[str, Any]] = {adapter.join("adk", app): {}}
         for s in (await source.list_sessions(app_name=app)).sessions:
             try:
+                of_app, of_user, _ = _states(s.state)
+                shared[adapter.join("adk", app)].update(of_app)
+                shared[adapter.join("adk", app, s.user_id)] = of_user
                 changed, brought, different = await _session(source, client, s, dry_run)
+                report.add(unchanged=not changed, brought=brought, different=different)
             except (ValueError, InvalidError) as e:  # what the store refuses
                 report.add(different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
-                continue
-            report.add(unchanged=not changed, brought=brought, different=different)
-            of_app, of_user, _ = _states(s.state)
-            shared[adapter.join("adk", app)].update(of_app)
-            shared[adapter.join("adk", app, s.user_id)] = of_user
             if progress:
                 progress(report)
         if not dry_run:
             for id, values in shared.items():
-                report.different += [f"state {key!r} of {'/'.join(adapter.names(id))!r} is another one" for key in await _bring_state(client, id, values)]
+                of = adapter.cut("/".join(adapter.names(id)), 200)
+                try:
+                    report.different += [f"state {key!r} of {of!r} {why}" for key, why in await _bring_state(client, id, values)]
+                except (ValueError, InvalidError) as e:
+                    report.different.append(f"state of {of!r}: {e}")
     return report
 
 
@@ -122,26 +125,28 @@ def _used(events: Iterable[Event]) -> list[Usage]:
     return list(out.values())
 
 
-async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[str]:
-    """Sets the values of a state that are not there, or that were brought and have changed in the source since. Returns the keys of those that somebody else has set."""
+async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Sets the values of a state that are not there, or that were brought and have changed in the source since. Returns the keys of the others, with what is wrong."""
     from ..adk import _STATES
 
     states = adapter.States(client, _STATES)
     note = adapter.short(adapter.join(_BROUGHT, id))
     there, brought = await states.read(id), await states.read(note)
-    change: dict[str, bytes | None] = {}
-    others = []
+    change: dict[str, bytes] = {}
+    others = list[tuple[str, str]]()
     for key, value in values.items():
         content = adapter.marshal(value)
         if there.get(key) == content:
             continue
         if key in there and brought.get(key) != _digest(there[key]):
-            others.append(key)
+            others.append((key, "is another one"))
         else:
             change[key] = content
-    keys = list(change)
-    for some in ({k: change[k] for k in keys[i : i + 100]} for i in range(0, len(keys), 100)):
-        await states.commit({id: some, note: {k: _digest(v or b"") for k, v in some.items()}})
+    for some in adapter.in_commits(change, lambda k: len(change[k]), 100):
+        try:
+            await states.commit({id: {k: change[k] for k in some}, note: {k: _digest(change[k]) for k in some}})
+        except (ValueError, InvalidError) as e:  # what the store refuses, of one at least
+            others += [(k, str(e)) for k in some]
     return others
 
 

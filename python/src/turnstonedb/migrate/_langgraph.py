@@ -39,6 +39,8 @@ def _stand(source: Any) -> Iterator[tuple[Place, str]]:
 
     if isinstance(source, langgraph.checkpoint.sqlite.SqliteSaver):
         writes, value, rows = "writes", "value", source.conn.execute
+        if rows("SELECT count(*) FROM sqlite_master WHERE name IN ('checkpoints', 'writes')").fetchone()[0] < 2:
+            return  # It makes its tables when it is first used.
     elif type(source).__module__.startswith("langgraph.checkpoint.postgres"):
         writes, value = "checkpoint_writes", "blob"
 
@@ -82,6 +84,10 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
                 brought, different = _thread(source, target, client, place, stands)
             except InvalidError as e:  # what the store refuses
                 brought, different = 0, f"thread {adapter.cut(repr(place[0]), 200)}: {e}"
+            except NotFoundError:
+                if not _is_gone(client, place[0]):
+                    raise
+                brought, different = 0, ""  # A host has deleted it meanwhile.
             report.add(brought=brought, different=different)
         if progress:
             progress(report)
@@ -234,17 +240,26 @@ def migrating() -> Any:
             self._bring(_thread_of(config))
             yield from super()._put_writes(config, writes, task_id, task_path)
 
-        def _forget(self, thread: str) -> None:
+        def _forget(self, thread: str) -> str:
             session, _ = self._client.create(_GONE, retention="all")
-            session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))
+            return session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))[0]
 
         def _delete_thread(self, thread: str) -> Steps[None]:
             self._forget(thread)
             yield from super()._delete_thread(thread)
 
+        def _delete_idle(self, idle: timedelta) -> Steps[list[str]]:
+            for place, stands in _stand(self._old):
+                if _noted(self._client, place)[0] not in ("", stands, _BY_HOST):  # Hosts have used it in the old store since a migration.
+                    self._bring(place[0])
+            return (yield from super()._delete_idle(idle))
+
         def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
-            self._forget(thread)
+            gone = self._forget(thread)
             yield from super()._delete_if_idle(thread, idle)
+            if (yield from self._namespaces(thread)):
+                with suppress(RecordConflictError):  # Another one has deleted it.
+                    self._client.session(_GONE).change_records(RecordChange.delete(_gone_key(thread), gone))
 
         def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
             self._bring(*self._all())
