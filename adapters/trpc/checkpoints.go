@@ -150,8 +150,9 @@ func placeOf(ctx context.Context, h turnstone.Persistence, key string) (p place,
 // read reads a checkpoint, or nothing if it was pruned.
 func read(ctx context.Context, h turnstone.Persistence, lineage, namespace string, p *place) (*graph.CheckpointTuple, error) {
 	parts, err := h.Checkpoint(ctx, p.Revision)
-	if errors.Is(err, turnstone.ErrRevisionPruned) {
-		return nil, nil
+	pruned := errors.Is(err, turnstone.ErrRevisionPruned)
+	if pruned { // The commits of writes after the last checkpoint have it still.
+		parts, err = h.Checkpoint(ctx, 0)
 	}
 	if err != nil {
 		return nil, err
@@ -160,12 +161,17 @@ func read(ctx context.Context, h turnstone.Persistence, lineage, namespace strin
 	if err := json.Unmarshal(parts[checkpointPart], &s); err != nil {
 		return nil, fmt.Errorf("trpc: session %q: the checkpoint of revision %d: %w", h.ID(), p.Revision, err)
 	}
+	if pruned && (s.Checkpoint == nil || s.Checkpoint.ID != p.ID) {
+		return nil, nil
+	}
 	t := &graph.CheckpointTuple{Config: graph.CreateCheckpointConfig(lineage, p.ID, namespace), Checkpoint: s.Checkpoint, Metadata: s.Metadata}
 	if p.Parent != "" {
 		t.ParentConfig = graph.CreateCheckpointConfig(lineage, p.Parent, p.ParentNS)
 	}
-	t.PendingWrites, err = writesOf(ctx, h, p.ID)
-	return t, err
+	if t.PendingWrites, err = writesOf(ctx, h, p.ID); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // writesOf returns the writes of all tasks of a checkpoint, in their sequence.
@@ -330,6 +336,11 @@ func (c *Checkpoints) PutFull(ctx context.Context, r graph.PutFullRequest) (map[
 	if commit.Nodes, commit.Records, err = writes(p.ID, r.PendingWrites, func(w *graph.PendingWrite) string { return w.TaskID }); err != nil {
 		return nil, err
 	}
+	// A checkpoint begins a path of its own, with its writes and those of the tasks after it: they stay as long as the head has it,
+	// and go when it is pruned.
+	if commit.Leaf = turnstone.RefNone(); len(commit.Nodes) > 0 {
+		commit.Leaf, commit.Nodes[0].Parent = turnstone.Ref{}, turnstone.RefNone()
+	}
 	for {
 		h, err := c.made(ctx, lineage, namespace)
 		if err != nil {
@@ -437,8 +448,7 @@ func writes(id string, all []graph.PendingWrite, task func(*graph.PendingWrite) 
 			return nil, nil, fmt.Errorf("trpc: the writes of task %q: %w", t, err)
 		}
 		key := rand.Text()
-		// They begin a path of their own, so that they go when their checkpoint is pruned.
-		nodes = append(nodes, turnstone.NewNode{Kind: "writes", Key: key, Payload: payload, Parent: turnstone.RefNone()})
+		nodes = append(nodes, turnstone.NewNode{Kind: "writes", Key: key, Payload: payload})
 		records = append(records, turnstone.RecordChange{Key: recordKey(writesKey, id) + "/" + recordKey("", t), Value: []byte(key)})
 	}
 	return nodes, records, nil

@@ -134,19 +134,34 @@ func TestTR9_APruneLeavesTheLatestCheckpoint(t *testing.T) {
 		if _, err := s.Put(t.Context(), graph.PutRequest{Config: config, Checkpoint: c, Metadata: graph.NewCheckpointMetadata("loop", i)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.PutWrites(t.Context(), graph.PutWritesRequest{Config: graph.CreateCheckpointConfig("l", c.ID, "ns"), TaskID: "t", Writes: []graph.PendingWrite{{Channel: "c", Value: "w"}}}); err != nil {
-			t.Fatal(err)
+		for _, task := range []string{"t", "u", "v"} {
+			write := graph.PutWritesRequest{Config: graph.CreateCheckpointConfig("l", c.ID, "ns"), TaskID: task, Writes: []graph.PendingWrite{{Channel: "c", Value: "w"}}}
+			if err := s.PutWrites(t.Context(), write); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	if _, err := store.(turnstone.Operator).Prune(t.Context(), gc.PruneOptions{}); err != nil {
+	for _, o := range []gc.PruneOptions{{}, {Revisions: 1}} {
+		if _, err := store.(turnstone.Operator).Prune(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Vacuum(t.Context(), gc.VacuumOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		all, err := s.List(t.Context(), config, nil)
+		if err != nil || len(all) != 1 || all[0].Checkpoint.ID != "4" || len(all[0].PendingWrites) != 3 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		if last, err := s.GetTuple(t.Context(), graph.CreateCheckpointConfig("l", "", "ns")); err != nil || last == nil || len(last.PendingWrites) != 3 {
+			t.Errorf("%+v, %v", last, err)
+		}
+	}
+	h, err := store.Session(t.Context(), "trpc-graph/l/ns")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.Vacuum(t.Context(), gc.VacuumOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	all, err := s.List(t.Context(), config, nil)
-	if err != nil || len(all) != 1 || all[0].Checkpoint.ID != "4" || len(all[0].PendingWrites) != 1 {
-		t.Fatalf("%+v, %v", all, err)
+	if st, err := h.Load(t.Context(), turnstone.Scope{Full: true}); err != nil || len(st.Nodes) != 3 {
+		t.Errorf("%d nodes are left, %v", len(st.Nodes), err)
 	}
 	if c, err := s.Get(t.Context(), graph.CreateCheckpointConfig("l", "1", "ns")); c != nil || err != nil {
 		t.Errorf("%+v, %v", c, err)
