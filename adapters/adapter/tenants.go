@@ -9,6 +9,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
 // Tenants returns a Factory of many stores, for adapters that serve several tenants. Each call goes to the store of the
@@ -36,11 +37,14 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 // owned is a handle of one of several tenants.
 type owned struct{ turnstone.Persistence }
 
-// whose reports whether a handle may be remembered for a tenant: one that a store of several tenants has made, and
-// something around that store has not told for whom, may not.
+// whose reports whether a handle may be remembered for a tenant. Without a tenant, only one that a store or a client has
+// made may: whoever has put something around it may have several tenants, and nobody knows for which one it is.
 func whose(tenant string, h turnstone.Persistence) bool {
-	_, is := h.(owned)
-	return !is || tenant != ""
+	switch h.(type) {
+	case *turnstone.Session, interface{ Named() (wire.Target, bool) }: // The latter is that of package client.
+		return true
+	}
+	return tenant != ""
 }
 
 var errNobody = errors.New("adapter: the call is for nobody: the function of Tenants has returned no name or no store")

@@ -41,16 +41,42 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 }
 
 // Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart, also if
-// something is around that store. use stores a text, under names that are the same in all calls, and returns the texts that
+// something is around that store, or around its handles as well. use stores a text, under names that are the same in all calls, and returns the texts that
 // it finds under them then. A call that is for nobody has to fail.
 func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
 	apart(t, open, use)
 	apart(t, func(store turnstone.Factory) S { return open(around{store}) }, use)
+	apart(t, func(store turnstone.Factory) S { return open(watching{store}) }, use)
 }
 
 // around is what a host may have around a store.
 type around struct{ turnstone.Factory }
+
+// watching is what a host may have around a store and its handles.
+type watching struct{ turnstone.Factory }
+
+type watched struct{ turnstone.Persistence }
+
+func (w watching) Create(ctx context.Context, r turnstone.Request) (turnstone.Persistence, bool, error) {
+	h, created, err := w.Factory.Create(ctx, r)
+	return watched{h}, created, err
+}
+
+func (w watching) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	h, err := w.Factory.Session(ctx, id)
+	return watched{h}, err
+}
+
+func (w watching) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	commits = slices.Clone(commits)
+	for i := range commits {
+		if h, is := commits[i].Session.(watched); is {
+			commits[i].Session = h.Persistence
+		}
+	}
+	return w.Factory.CommitAll(ctx, commits...)
+}
 
 func apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
