@@ -48,9 +48,10 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 // ErrOutcomeUnknown leaves open whether the session is deleted, and one of CascadeChildren
 // that matches ErrIncomplete leaves some deleted.
 //
-// If the head is not at the expected revision, nothing is deleted, and the error is a *ConflictError: so nobody deletes
-// what was committed since they looked. AnyRevision deletes the session wherever it is. Metadata, and records that were
-// changed without a commit, move no revision.
+// If the head is not at the expected revision, this session is not deleted, and the error is a *ConflictError: so nobody
+// deletes what was committed to it since they looked. Children that CascadeChildren deletes go wherever they are, and a
+// conflict that comes while they do also matches ErrIncomplete. AnyRevision deletes the session wherever it is. Metadata,
+// and records that were changed without a commit, move no revision.
 func (s *Session) Delete(ctx context.Context, expected head.Revision, policy ChildPolicy) error {
 	return remove(ctx, s, s.ID(), expected, policy, func(context.Context) (*Session, error) { return s, nil })
 }

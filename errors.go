@@ -82,7 +82,7 @@ var (
 )
 
 // A ConflictError says that the head is not where a commit or a deletion expected it, and where it is. It matches
-// ErrConflict. Nothing of the commit was stored, and nothing deleted.
+// ErrConflict. Nothing of the commit was stored, and the session was not deleted.
 type ConflictError struct {
 	Session  string        `json:"session"`
 	Expected head.Revision `json:"expected"`

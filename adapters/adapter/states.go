@@ -112,7 +112,7 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 				}
 			}
 			return results[:len(own)], nil
-		case errors.As(err, &conflict) && conflict.Key == largeKey:
+		case errors.As(err, &conflict) && conflict.Key == largeKey && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			s.forget(tenant, changes...)
 		case Gone(err) && !again && len(changes) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			again = true // Somebody has deleted one of the states.
@@ -253,6 +253,23 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 		return nil, nil
 	}
 	return nil, err
+}
+
+// Versions returns the versions of the values of a state, by their keys: what a change of a value can expect.
+func (s *States) Versions(ctx context.Context, id string) (map[string]turnstone.RecordVersion, error) {
+	out := map[string]turnstone.RecordVersion{}
+	h, err := s.store.Session(ctx, id)
+	var found []turnstone.Record
+	if err == nil {
+		found, _, err = Records(ctx, h, statePrefix)
+	}
+	if err != nil && !Gone(err) {
+		return nil, err
+	}
+	for _, r := range found {
+		out[strings.TrimPrefix(r.Key, statePrefix)] = r.Version
+	}
+	return out, nil
 }
 
 // values reads the values of a state. whole is false if somebody has changed large ones meanwhile.

@@ -51,7 +51,10 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user
 		}
 		for id, values := range shared {
-			if err := s.bringState(ctx, id, values, o, out); err != nil {
+			switch err := s.bringState(ctx, id, values, o, out); {
+			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit):
+				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", strings.Join(adapter.Names(id), "/"), err))
+			case err != nil:
 				return out, fmt.Errorf("adk: state %q: %w", id, err)
 			}
 		}
@@ -70,7 +73,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 	}
 	d, err := deltaOf(shown)
 	if err != nil {
-		return d, err
+		return d, unstorable(err)
 	}
 	stands := listed.LastUpdateTime().UTC().Format(time.RFC3339Nano)
 	for {
@@ -91,7 +94,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		for e := range whole.Session.Events().All() {
 			n, err := nodeOf(e)
 			if err != nil {
-				return d, err
+				return d, unstorable(err)
 			}
 			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
 		}
@@ -106,14 +109,17 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		}
 		part, err := json.Marshal(d.own)
 		if err != nil {
-			return d, err
+			return d, unstorable(err)
 		}
-		checkpoint := map[string][]byte{statePart: part}
+		checkpoint := map[string][]byte{}
 		if late {
 			checkpoint[adapter.LatePart] = nil
 		}
-		// If a host has gone on here, the state is what the host has made of it.
+		// If a host has made it here, or has gone on, the state is what the host has made of it.
 		goesOn := len(st.Nodes) > len(want) || h != nil && noted == ""
+		if !goesOn {
+			checkpoint[statePart] = part
+		}
 		parts := adapter.InCommits(want[both:], func(e brought) int { return len(e.node.Payload) })
 		if len(parts) == 0 && !goesOn {
 			parts = [][]brought{nil} // It is the state alone that has changed.
@@ -163,6 +169,7 @@ func (s *Sessions) add(ctx context.Context, r turnstone.Request, h turnstone.Per
 		}
 		if h == nil {
 			c.Create = &r
+			c.Commit.Records = []turnstone.RecordChange{{Key: broughtKey, Value: []byte("begun")}}
 		}
 		results, err := s.store.CommitAll(ctx, c)
 		if err != nil {
@@ -225,41 +232,85 @@ func begins(nodes []turnstone.Node, events []brought) bool {
 	return true
 }
 
-// bringState sets the values of a state that are not there, or that were brought and have changed in the source since.
+// unstorable returns an error about what a store can't keep, as one that the store itself would return.
+func unstorable(err error) error {
+	return &turnstone.InvalidError{Where: "a session of the other service", Reason: err.Error()}
+}
+
+// bringState sets the values of a state that are not there, or that were brought and have changed in the source since. It
+// never replaces what somebody sets meanwhile.
 func (s *Sessions) bringState(ctx context.Context, id string, values state, o adapter.BringOptions, out *adapter.Brought) error {
-	there, err := s.states.Read(ctx, id)
-	if err != nil {
-		return err
-	}
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
-	brought, err := s.states.Read(ctx, note)
-	if err != nil {
-		return err
-	}
-	var changes, notes []turnstone.RecordChange
-	for _, c := range values.changes() {
-		has, known := there[c.Key]
-		switch {
-		case known && bytes.Equal(has, c.Value):
-		case known && !bytes.Equal(brought[c.Key], sumOf(has)):
-			out.Different = append(out.Different, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
-		default:
-			changes, notes = append(changes, c), append(notes, turnstone.RecordChange{Key: c.Key, Value: sumOf(c.Value)})
+	for {
+		versions, err := s.states.Versions(ctx, id)
+		if err != nil {
+			return err
 		}
-	}
-	if o.DryRun {
-		return nil
-	}
-	for i := 0; i < len(changes); i += 100 {
-		end := min(i+100, len(changes))
-		if _, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: changes[i:end]}, {ID: note, Values: notes[i:end]}}); err != nil {
+		there, err := s.states.Read(ctx, id)
+		if err != nil {
+			return err
+		}
+		brought, err := s.states.Read(ctx, note)
+		if err != nil {
+			return err
+		}
+		var changes []turnstone.RecordChange
+		var others []string
+		for _, c := range values.changes() {
+			has, known := there[c.Key]
+			switch {
+			case known && bytes.Equal(has, c.Value):
+			case known && string(brought[c.Key]) != sumOf(has):
+				others = append(others, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
+			default:
+				if c.Expect = versions[c.Key]; c.Expect == "" {
+					c.Expect = turnstone.NoRecord
+				}
+				changes = append(changes, c)
+			}
+		}
+		again := false
+		if !o.DryRun {
+			again, err = s.setStates(ctx, id, note, changes, func(c turnstone.RecordChange, err error) {
+				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, strings.Join(adapter.Names(id), "/"), err))
+			})
+		}
+		if err != nil || !again {
+			out.Different = append(out.Different, others...)
 			return err
 		}
 	}
-	return nil
 }
 
-func sumOf(content []byte) []byte {
+// setStates sets values of a state, and notes them. It calls refused for those that the store refuses. again says that
+// somebody has set one of them meanwhile.
+func (s *Sessions) setStates(ctx context.Context, id, note string, changes []turnstone.RecordChange, refused func(turnstone.RecordChange, error)) (again bool, err error) {
+	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
+		var notes []turnstone.RecordChange
+		for _, c := range some {
+			notes = append(notes, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value))})
+		}
+		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}})
+		switch bad := errors.Is(err, turnstone.ErrInvalid) || errors.Is(err, turnstone.ErrLimit); {
+		case err == nil:
+		case bad && len(some) == 1:
+			refused(some[0], err)
+		case bad:
+			for _, c := range some {
+				if again, err := s.setStates(ctx, id, note, []turnstone.RecordChange{c}, refused); again || err != nil {
+					return again, err
+				}
+			}
+		case errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown):
+			return true, nil
+		default:
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+func sumOf(content []byte) string {
 	sum := sha256.Sum256(content)
-	return []byte(hex.EncodeToString(sum[:])[:32])
+	return hex.EncodeToString(sum[:])[:32]
 }

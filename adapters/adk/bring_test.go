@@ -192,3 +192,108 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 		t.Errorf("%d events, %v", of.Session.Events().Len(), err)
 	}
 }
+
+// What somebody has made or sets here stays, and what can't be stored is named, while all else is brought.
+func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T) {
+	source := session.InMemoryService()
+	add := func(s session.Service, user, id string, state map[string]any, events ...string) {
+		t.Helper()
+		r, err := s.Create(ctx, &session.CreateRequest{AppName: "a", UserID: user, SessionID: id, State: state})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range events {
+			e := session.NewEvent(ctx, "i")
+			e.Content = genai.NewContentFromText(text, "user")
+			if err := s.AppendEvent(ctx, r.Session, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	add(source, "u", "bad text", nil, "\xff")
+	add(source, "v", "bad state", map[string]any{"kept": "x", "odd": make(chan int)})
+	add(source, "w", "big", map[string]any{"user:big": strings.Repeat("x", 14<<20), "user:kept": "y", "user:color": "old"})
+	add(source, "x", "made", map[string]any{"by": "source"}, "one")
+	store := storetest.Memory(t)
+	host := adk.NewSessions(store)
+	add(host, "x", "made", map[string]any{"by": "host", "mine": 1})
+	b, err := adk.NewSessions(&meddling{Factory: store, meddle: func() {
+		add(host, "w", "beside", map[string]any{"user:color": "the host's"})
+	}}).Bring(ctx, source, adapter.BringOptions{}, "a")
+	if err != nil || b.Found != 4 || len(b.Different) != 4 {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	for i, want := range []string{`session "bad state"`, `session "bad text"`, `state "big" of a/w: `, `state "color" of a/w`} {
+		if !strings.HasPrefix(b.Different[i], want) {
+			t.Errorf("%q, want %q", b.Different[i], want)
+		}
+	}
+	of, err := host.Get(ctx, &session.GetRequest{AppName: "a", UserID: "x", SessionID: "made"})
+	if err != nil || of.Session.Events().Len() != 1 {
+		t.Fatalf("%+v, %v", of, err)
+	}
+	for key, want := range map[string]any{"by": "host", "mine": int64(1)} {
+		if got, err := of.Session.State().Get(key); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s is %v, %v", key, got, err)
+		}
+	}
+	if of, err = host.Get(ctx, &session.GetRequest{AppName: "a", UserID: "w", SessionID: "beside"}); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"user:color": "the host's", "user:kept": "y"} {
+		if got, err := of.Session.State().Get(key); err != nil || got != want {
+			t.Errorf("%s is %v, %v", key, got, err)
+		}
+	}
+}
+
+// A session that was cut off while it was brought is not taken for one that a host has made.
+func TestAD23_WhatWasCutOffGetsTheStateThatTheSourceHasByNow(t *testing.T) {
+	source, store := session.InMemoryService(), storetest.Memory(t)
+	r, err := source.Create(ctx, &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s", State: map[string]any{"own": "before"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(state map[string]any) {
+		t.Helper()
+		e := session.NewEvent(ctx, "i")
+		e.Content = genai.NewContentFromText("text", "user")
+		e.Actions.StateDelta = state
+		if err := source.AppendEvent(ctx, r.Session, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 449 {
+		say(nil)
+	}
+	if _, err := adk.NewSessions(&cutting{Factory: store, every: 2}).Bring(ctx, source, adapter.BringOptions{}, "a"); !errors.Is(err, errCut) {
+		t.Fatal(err)
+	}
+	say(map[string]any{"own": "since"})
+	target := adk.NewSessions(store)
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, "a"); err != nil || b.Brought != 250 || len(b.Different) > 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	got, err := target.Get(ctx, &session.GetRequest{AppName: "a", UserID: "u", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, err := got.Session.State().Get("own"); err != nil || own != "since" {
+		t.Errorf("%v, %v", own, err)
+	}
+}
+
+// meddling calls meddle once, before the first commit to a state of a user.
+type meddling struct {
+	turnstone.Factory
+	meddle func()
+}
+
+func (m *meddling) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	if commits[0].RecordsOnly && m.meddle != nil {
+		meddle := m.meddle
+		m.meddle = nil
+		meddle()
+	}
+	return m.Factory.CommitAll(ctx, commits...)
+}

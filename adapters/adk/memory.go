@@ -23,8 +23,6 @@ const (
 	memoryRoot = "adk-memory"
 	// DefaultMemories is how many memories a search returns at most, unless Memory is told otherwise.
 	DefaultMemories = 10
-	// memoriesAtOnce is how many events are stored in a commit.
-	memoriesAtOnce = 200
 )
 
 // Memory is a memory.Service: it finds what a user and the agents have said in all sessions that were added, by words. It
@@ -63,7 +61,11 @@ func (m *Memory) AddSessionToMemory(ctx context.Context, s session.Session) erro
 		if err != nil {
 			return fmt.Errorf("adk: event %q: %w", e.ID, err)
 		}
-		nodes = append(nodes, turnstone.NewNode{Kind: "memory", Key: adapter.Short(adapter.Join("event", s.ID(), e.ID), turnstone.MaxEventKey), Payload: payload})
+		id := e.ID
+		if id == "" { // It has none before a service has stored it.
+			id = sumOf(payload)
+		}
+		nodes = append(nodes, turnstone.NewNode{Kind: "memory", Key: adapter.Short(adapter.Join("event", s.ID(), id), turnstone.MaxEventKey), Payload: payload})
 	}
 	if len(nodes) == 0 {
 		return nil
@@ -75,7 +77,7 @@ func (m *Memory) AddSessionToMemory(ctx context.Context, s session.Session) erro
 	if err != nil {
 		return err
 	}
-	for some := range slices.Chunk(nodes, memoriesAtOnce) {
+	for _, some := range adapter.InCommits(nodes, func(n turnstone.NewNode) int { return len(n.Payload) }) {
 		if err := remember(ctx, h, some); err != nil {
 			return err
 		}

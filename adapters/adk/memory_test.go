@@ -103,3 +103,30 @@ func TestAD13_WordsOfSeveralScripts(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// Events that have no id, as those that no service has stored, are memories of their own; and large ones come in several
+// commits.
+func TestAD13_EventsWithoutIDsAndLargeOnesAreRemembered(t *testing.T) {
+	sessions := session.InMemoryService()
+	made, err := sessions.Create(t.Context(), &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		content := genai.NewContentFromText(fmt.Sprint("picture ", i), "user")
+		content.Parts = append(content.Parts, genai.NewPartFromBytes(make([]byte, 3<<20), "image/png"))
+		if err := sessions.AppendEvent(t.Context(), made.Session, &session.Event{Author: "user", LLMResponse: model.LLMResponse{Content: content}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := adk.NewMemory(storetest.Memory(t), 100)
+	for range 2 {
+		if err := m.AddSessionToMemory(t.Context(), made.Session); err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.SearchMemory(t.Context(), &memory.SearchRequest{AppName: "a", UserID: "u", Query: "picture"})
+		if err != nil || len(r.Memories) != 30 {
+			t.Errorf("%d memories, %v", len(r.Memories), err)
+		}
+	}
+}

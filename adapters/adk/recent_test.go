@@ -101,6 +101,11 @@ func TestAD10_ARewindTakesTheStateAlong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for range 2 { // Nothing is dropped in silence.
+		if err := c.AppendEvent(ctx, again, event("0", "text0", map[string]any{"k": 0, "k0": 1, "user:n": 0})); !errors.Is(err, turnstone.ErrTurnConflict) {
+			t.Error(err)
+		}
+	}
 	if err := c.AppendEvent(ctx, again, event("9", "goes on", map[string]any{"k": 9})); err != nil {
 		t.Error(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -209,7 +210,8 @@ func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) 
 // AppendEvent stores an event and its changes to the state of the session, the user and the app. It stores all of
 // this or nothing. The session must be one that this service has returned. If somebody else has appended to the
 // session since it was read, the error matches turnstone.ErrConflict: read the session again. After an error that
-// matches turnstone.ErrOutcomeUnknown, append the same event again: it is stored once.
+// matches turnstone.ErrOutcomeUnknown, append the same event again: it is stored once. After a rewind that took it away, it
+// is refused with an error that matches turnstone.ErrTurnConflict.
 func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *session.Event) error {
 	of, ok := to.(*Session)
 	switch {
@@ -262,7 +264,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	case err != nil:
 		return storedBefore(ctx, of.handle, payload, err)
 	case result.Revision != of.revision+1: // It was appended before: of has it, or is stale, which the next event finds out.
-		return nil
+		return there(ctx, of.handle, result.Nodes[0], e.ID)
 	}
 	of.mu.Lock()
 	defer of.mu.Unlock()
@@ -289,7 +291,20 @@ func storedBefore(ctx context.Context, h turnstone.Persistence, payload []byte, 
 		return errors.Join(err, lerr)
 	}
 	if len(st.Nodes) == 1 && bytes.Equal(st.Nodes[0].Payload, payload) {
-		return nil
+		return there(ctx, h, st.Nodes[0].ID, other.Turn)
+	}
+	return err
+}
+
+// there returns an error if a session does not show the node of an event that was stored before, as after a rewind.
+func there(ctx context.Context, h turnstone.Persistence, node graph.ID, event string) error {
+	found := false
+	_, err := adapter.Newest(ctx, h, 0, func(n *turnstone.Node) bool {
+		found = n.ID == node
+		return found
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("adk: event %q was appended before, and a rewind has taken it away: give it another id: %w", event, turnstone.ErrTurnConflict)
 	}
 	return err
 }

@@ -14,13 +14,15 @@ import (
 	"github.com/firebase/genkit/go/ai/exp"
 	"github.com/firebase/genkit/go/ai/exp/localstore"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 )
 
 // Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
 // such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
-// again, unless somebody has changed it here. Of each chain, Bring takes the last Options.MaxChain snapshots. It only reads
-// the files, and names those that it can't read in Different.
+// again, unless somebody has saved it here: that one stays, and is in Different if the one of the files is later. Of each
+// chain, Bring takes the last Options.MaxChain snapshots. It only reads the files, and names those that it can't read, or
+// the store can't keep, in Different.
 func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.BringOptions) (*adapter.Brought, error) {
 	folder := filepath.Join(dir, filepath.FromSlash(prefix))
 	if _, err := os.Stat(folder); err != nil { // The store of files would make it.
@@ -73,7 +75,11 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	})
 	out.Found += len(all)
 	for _, of := range all {
-		if err := s.bring(ctx, of.SessionSnapshot, o, out); err != nil {
+		err := s.bring(ctx, of.SessionSnapshot, o, out)
+		switch {
+		case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
+			out.Different = append(out.Different, fmt.Sprintf("%s: %v", of.SnapshotID, err))
+		case err != nil:
 			return out, fmt.Errorf("genkit: snapshot %q: %w", of.SnapshotID, err)
 		}
 	}
@@ -83,6 +89,7 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 // These end a save: it has nothing to do, or is not to do it.
 var (
 	errUnchanged = errors.New("unchanged")
+	errDifferent = errors.New("another one")
 	errDryRun    = errors.New("a dry run")
 )
 
@@ -91,14 +98,17 @@ func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State]
 	if err != nil {
 		return err
 	}
-	_, err = s.SaveSnapshot(ctx, of.SnapshotID, func(existing *exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error) {
+	_, err = s.change(ctx, of.SnapshotID, true, func(existing *exp.SessionSnapshot[State], brought bool) (*exp.SessionSnapshot[State], error) {
 		if existing != nil {
 			has, err := adapter.JSON(existing)
 			if err != nil {
 				return nil, err
 			}
-			if bytes.Equal(has, want) || existing.UpdatedAt.After(of.UpdatedAt) { // Somebody goes on with it here.
+			switch {
+			case bytes.Equal(has, want), !brought && existing.UpdatedAt.After(of.UpdatedAt): // Somebody goes on with it here.
 				return nil, errUnchanged
+			case !brought:
+				return nil, errDifferent
 			}
 		}
 		if o.DryRun {
@@ -108,6 +118,10 @@ func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State]
 	})
 	if errors.Is(err, errUnchanged) {
 		out.Unchanged++
+		return nil
+	}
+	if errors.Is(err, errDifferent) {
+		out.Different = append(out.Different, of.SnapshotID)
 		return nil
 	}
 	if errors.Is(err, errDryRun) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,6 +102,23 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	}
 	if latest, err := s.GetLatestSnapshot(ctx, "one"); err != nil || len(latest.State.Messages) != 13 {
 		t.Errorf("%+v, %v", latest, err)
+	}
+	put(files, "pending", "one", "s18", 14, exp.SnapshotStatusPending, begin.Add(4*time.Minute)) // The old host has not stopped.
+	if b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Unchanged != 20 || !slices.Equal(b.Different, []string{"pending"}) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if latest, err := s.GetLatestSnapshot(ctx, "one"); err != nil || len(latest.State.Messages) != 13 {
+		t.Errorf("%+v, %v", latest, err)
+	}
+	put(files, "refused", strings.Repeat("x", 600), "", 1, exp.SnapshotStatusCompleted, begin)
+	put(files, "zz", "three", "", 1, exp.SnapshotStatusCompleted, begin.Add(5*time.Minute))
+	if b, err := s.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Brought != 1 || len(b.Different) != 2 || !strings.HasPrefix(b.Different[0], "refused: ") {
+		t.Errorf("%+v, %v", b, err)
+	}
+	for _, gone := range []string{"refused", "zz"} {
+		if err := os.Remove(dir + "/org/ann/" + gone + ".json"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := s.Bring(ctx, dir+"/none", "nobody", adapter.BringOptions{}); err == nil {
 		t.Error("a folder that there is not was brought")

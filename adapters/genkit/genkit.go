@@ -66,6 +66,7 @@ func NewStore[State any](store turnstone.Factory, o Options) *Store[State] {
 type row[State any] struct {
 	Snapshot exp.SessionSnapshot[State] `json:"snapshot"`           // without its state
 	Revision head.Revision              `json:"revision,omitempty"` // of the session, which has the state; 0 if there is none
+	Brought  bool                       `json:"brought,omitempty"`  // by Bring, and nobody has saved it since
 }
 
 // stored is a snapshot as the store has it. The zero value is one that it does not have.
@@ -202,6 +203,13 @@ func createdKey[State any](of *exp.SessionSnapshot[State]) string {
 //
 // After an error that matches turnstone.ErrOutcomeUnknown the snapshot may be there.
 func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
+	return s.change(ctx, id, false, func(existing *exp.SessionSnapshot[State], _ bool) (*exp.SessionSnapshot[State], error) {
+		return fn(existing)
+	})
+}
+
+// change is SaveSnapshot, and for Bring if bring is set. It tells fn whether Bring has saved the snapshot last.
+func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn func(existing *exp.SessionSnapshot[State], brought bool) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
 	if id == "" {
 		id = uuid.NewString()
 	}
@@ -214,11 +222,11 @@ func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp
 		if err != nil {
 			return nil, err
 		}
-		next, err := fn(existing)
+		next, err := fn(existing, old.row.Brought)
 		if err != nil || next == nil {
 			return nil, err
 		}
-		err = s.save(ctx, id, &old, was, next)
+		err = s.save(ctx, id, &old, was, next, bring)
 		switch {
 		case err == nil:
 			return next, nil
@@ -267,14 +275,14 @@ func saidOf[State any](of *exp.SessionSnapshot[State]) (out said, err error) {
 }
 
 // save stores next in the place of old.
-func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], was said, next *exp.SessionSnapshot[State]) (err error) {
+func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], was said, next *exp.SessionSnapshot[State], bring bool) (err error) {
 	next.SnapshotID = id
 	next.SessionID = cmp.Or(old.row.Snapshot.SessionID, next.SessionID)
 	next.Status = cmp.Or(next.Status, exp.SnapshotStatusCompleted)
 	if next.SessionID == "" {
 		return status.Errorf(exp.ErrSessionIDRequired, "genkit: a snapshot needs a sessionId")
 	}
-	r := row[State]{Snapshot: *next, Revision: old.row.Revision}
+	r := row[State]{Snapshot: *next, Revision: old.row.Revision, Brought: bring}
 	r.Snapshot.State = nil
 	c := turnstone.SessionCommit{
 		Session: old.session,

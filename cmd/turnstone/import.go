@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // importHelp is the help of import. The formats stand between its halves.
@@ -154,13 +155,13 @@ func (f *importFlags) check(files []string) error {
 
 // confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Incarnation of
 // these sessions, or an error if the answer is no, or if there is no terminal to ask on.
-func confirm(cmd *cobra.Command, st *turnstone.Store, f *importFlags, args []string) ([]string, error) {
+func confirm(cmd *cobra.Command, st *turnstone.Store, f *importFlags, args []string) (map[string]head.Revision, error) {
 	r := &reading{cmd: cmd, as: f.as}
 	if err := r.find(args); err != nil {
 		return nil, err
 	}
 	var losses []importer.Loss
-	sessions := []string{}
+	sessions := map[string]head.Revision{}
 	for {
 		convs, err := r.next()
 		if err != nil {
@@ -183,7 +184,7 @@ func confirm(cmd *cobra.Command, st *turnstone.Store, f *importFlags, args []str
 		return sessions, nil
 	}
 	for i := range losses {
-		sessions = append(sessions, losses[i].Incarnation)
+		sessions[losses[i].Incarnation] = losses[i].Revision
 		fmt.Fprintf(cmd.ErrOrStderr(), "deletes %s\n", lost(&losses[i]))
 	}
 	in, ok := cmd.InOrStdin().(*os.File)

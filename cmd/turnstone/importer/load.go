@@ -24,9 +24,9 @@ type Options struct {
 	// Replace deletes a session whose content differs from the conversation, and
 	// imports the conversation anew. See Losses.
 	Replace bool
-	// Only, if it is not nil, has the Info.Incarnation of the sessions that Replace may delete. A
-	// conversation of which another session would have to go fails.
-	Only []string
+	// Only, if it is not nil, has the Info.Incarnation of the sessions that Replace may delete, and the revision at which
+	// each may go. A conversation of which another session would have to go, or a later revision, fails.
+	Only map[string]head.Revision
 	// Group is the group of new sessions. Those that are there keep theirs.
 	Group string
 	// Clock, if set, is the clock of the store. Load sets it, so that sessions and
@@ -364,7 +364,7 @@ func (l *loader) make(ctx context.Context, c *Conversation, id string, known boo
 	}
 	h, err := l.read(ctx, s, c)
 	if err == nil && l.Only != nil {
-		l.Only = append(l.Only, h.info.Incarnation) // This run has made it, and may replace it.
+		l.Only[h.info.Incarnation] = turnstone.AnyRevision // This run has made it, and may replace it.
 	}
 	return h, err
 }

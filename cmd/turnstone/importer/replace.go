@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
@@ -62,8 +61,15 @@ func (l *loader) loss(ctx context.Context, h *held) (Loss, error) {
 // replace makes a session of c that takes the place and the id of another one. That is deleted when
 // the new one is whole. If replace fails, it leaves the old session; if the process is killed, it may leave both.
 func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *held) error {
-	if l.Only != nil && !slices.Contains(l.Only, old.info.Incarnation) {
-		return fmt.Errorf("session %q was made since it was asked which ones may be replaced", old.info.ID)
+	expected := old.info.Revision
+	if l.Only != nil {
+		asked, found := l.Only[old.info.Incarnation]
+		switch {
+		case !found:
+			return fmt.Errorf("session %q was made since it was asked which ones may be replaced", old.info.ID)
+		case asked != turnstone.AnyRevision:
+			expected = asked
+		}
 	}
 	id := old.session.ID()
 	h, err := l.make(ctx, c, clip(id, maxID)+"~"+strings.ToLower(rand.Text()[:8]), false)
@@ -79,8 +85,8 @@ func (l *loader) replace(ctx context.Context, c *Conversation, r *Result, old *h
 	if err != nil { // The new session goes also if the caller's context has ended. Nobody else knows it.
 		return errors.Join(err, h.session.Delete(context.WithoutCancel(ctx), turnstone.AnyRevision, turnstone.KeepChildren))
 	}
-	err = old.session.Delete(ctx, old.info.Revision, turnstone.KeepChildren)
-	if errors.Is(err, turnstone.ErrConflict) { // Somebody has gone on with it, and nobody was told that this is lost.
+	err = old.session.Delete(ctx, expected, turnstone.KeepChildren)
+	if err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) { // It stays. If somebody has gone on with it, nobody was told that this is lost.
 		return errors.Join(err, h.session.Delete(context.WithoutCancel(ctx), turnstone.AnyRevision, turnstone.KeepChildren))
 	}
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // openBeside opens another store on an engine, as another process has one.
@@ -97,7 +98,7 @@ func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
 	id := bring(t, st, clock, "plain.jsonl", file(all)).Session
 	convs := parse(t, "plain.jsonl", file(all[:3]))
 	load(t, st, convs, importer.Options{Replace: true, Group: "a//b", Clock: clock}, importer.Failed)
-	load(t, st, convs, importer.Options{Replace: true, Only: []string{"another"}, Clock: clock}, importer.Failed)
+	load(t, st, convs, importer.Options{Replace: true, Only: map[string]head.Revision{"another": 1}, Clock: clock}, importer.Failed)
 	if got := exported(t, st, id); got != file(all) {
 		t.Errorf("exported is\n%s", got)
 	}
@@ -119,7 +120,7 @@ func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
 	// What the run itself has made may be replaced: here are two snapshots of a conversation that is new.
 	st, clock = openClocked(t)
 	both := append(parse(t, "claude.jsonl", file(appended["claude.jsonl"][:5])), parse(t, "claude.jsonl", file(appended["claude.jsonl"]))...)
-	for _, r := range importer.Load(ctx, st, both, importer.Options{Replace: true, Only: []string{}, Clock: clock}) {
+	for _, r := range importer.Load(ctx, st, both, importer.Options{Replace: true, Only: map[string]head.Revision{}, Clock: clock}) {
 		if r.Err != nil {
 			t.Error(r.Err)
 		}
@@ -153,6 +154,30 @@ func TestP9_AReplacementOfWhatHasGoneOnDeletesNothing(t *testing.T) {
 	if err != nil || string(l.Nodes[0].Payload) != "precious" {
 		t.Errorf("what went on: %+v, %v", l, err)
 	}
+}
+
+// Somebody goes on with it while the question stands what may be replaced.
+func TestP9_AReplacementOfMoreThanWasShownDeletesNothing(t *testing.T) {
+	st, clock := openClocked(t)
+	all := appended["plain.jsonl"]
+	bring(t, st, clock, "plain.jsonl", file(all[:2]))
+	convs := parse(t, "plain.jsonl", file(all))
+	losses, err := importer.Losses(ctx, st, convs)
+	if err != nil || len(losses) != 1 {
+		t.Fatalf("%+v, %v", losses, err)
+	}
+	old := session(t, st, "plain")
+	if _, err := old.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "note", Payload: []byte("precious")}}}); err != nil {
+		t.Fatal(err)
+	}
+	only := map[string]head.Revision{losses[0].Incarnation: losses[0].Revision}
+	r := load(t, st, convs, importer.Options{Replace: true, Only: only, Clock: clock}, importer.Failed)[0]
+	page, err := st.List(ctx, turnstone.ListOptions{})
+	if !errors.Is(r.Err, turnstone.ErrConflict) || err != nil || len(page.Sessions) != 1 || page.Sessions[0].Incarnation != losses[0].Incarnation {
+		t.Errorf("%+v, left are %+v, %v", r, page.Sessions, err)
+	}
+	only[losses[0].Incarnation]++
+	load(t, st, convs, importer.Options{Replace: true, Only: only, Clock: clock}, importer.Replaced)
 }
 
 // Somebody makes a session of the id between the deletion of the old one and the naming of the new one: both stay.
