@@ -16,8 +16,8 @@ const (
 	storeTimeout = 30 * time.Second // of reading and storing what a job is about
 )
 
-// jobs runs jobs in a few goroutines. The jobs of one session run one after the other. The zero value starts the
-// goroutines with its first job.
+// jobs runs jobs in a few goroutines. The jobs of one session that wait for a goroutine run one after the other. The zero
+// value starts the goroutines with its first job.
 type jobs struct {
 	mu      sync.Mutex // guards the fields below; it is held while a job is added
 	queues  []chan func()

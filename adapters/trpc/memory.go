@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
+	"trpc.group/trpc-go/trpc-agent-go/log"
 	"trpc.group/trpc-go/trpc-agent-go/memory"
 	"trpc.group/trpc-go/trpc-agent-go/memory/inmemory"
 	"trpc.group/trpc-go/trpc-agent-go/session"
@@ -42,6 +44,8 @@ type Memory struct {
 	o     []inmemory.ServiceOpt
 	tools []tool.Tool
 	jobs  jobs
+
+	extracting sync.Mutex // guards the extractor of the options, which the kit sets up for each job
 }
 
 var _ memory.Service = (*Memory)(nil)
@@ -55,9 +59,9 @@ func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Me
 	return m
 }
 
-// kit returns a service in memory with a limit, which does all that it is told at once.
-func (m *Memory) kit(limit int) *inmemory.MemoryService {
-	kit := inmemory.NewMemoryService(append(slices.Clone(m.o), inmemory.WithMemoryLimit(limit))...)
+// kit returns a service in memory with a limit and more options, which does all that it is told at once.
+func (m *Memory) kit(limit int, o ...inmemory.ServiceOpt) *inmemory.MemoryService {
+	kit := inmemory.NewMemoryService(append(append(slices.Clone(m.o), inmemory.WithMemoryLimit(limit)), o...)...)
 	_ = kit.Close() // It stops the workers.
 	return kit
 }
@@ -70,12 +74,17 @@ type memories struct {
 	stored  map[string][]byte       // the values of records, by the ids of memories
 }
 
-// read reads the memories of a user.
+// read reads the memories of a user. They have no extractor.
 func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error) {
+	return m.readInto(ctx, of, inmemory.WithExtractor(nil))
+}
+
+// readInto reads the memories of a user, for a kit with some options more.
+func (m *Memory) readInto(ctx context.Context, of memory.UserKey, o ...inmemory.ServiceOpt) (*memories, error) {
 	out := &memories{changed: turnstone.NoRecord, stored: map[string][]byte{}}
 	h, err := m.store.Session(ctx, adapter.Join(memoryRoot, of.AppName, of.UserID))
 	if adapter.Gone(err) {
-		return out, out.load(ctx, of, m.kit(m.limit))
+		return out, out.load(ctx, of, m.kit(m.limit, o...))
 	}
 	if err != nil {
 		return nil, err
@@ -103,7 +112,7 @@ func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error)
 	if err != nil {
 		return nil, err
 	}
-	return out, out.load(ctx, of, m.kit(max(m.limit, len(out.stored)))) // The limit may have been another one.
+	return out, out.load(ctx, of, m.kit(max(m.limit, len(out.stored)), o...)) // The limit may have been another one.
 }
 
 // version returns the version of changedKey.
@@ -281,8 +290,8 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
 // EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
-// nothing. The memories that it finds are stored beside those that others change meanwhile. If too many jobs wait, the call
-// does the job itself. An error of a job that is done later is logged with the log of trpc-agent-go, and the next job of
+// nothing. The memories that it finds are stored beside those that others change meanwhile, one job after the other. If too
+// many jobs wait, the call does the job itself. An error of a job that is done later is logged with the log of trpc-agent-go, and the next job of
 // the session reads the same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
@@ -297,9 +306,11 @@ func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) 
 
 // extract stores what the extractor finds in a session. The kit says how long that may take.
 func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Session) error {
+	m.extracting.Lock()
+	defer m.extracting.Unlock()
 	reading, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	s, err := m.read(reading, key)
+	s, err := m.readInto(reading, key)
 	if err != nil {
 		return err
 	}
@@ -311,7 +322,7 @@ func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Se
 	if err == nil && len(changes) > 0 {
 		storing, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
-		err = m.saveAll(storing, key, changes)
+		err = m.saveAll(storing, key, s.stored, changes)
 	}
 	if err != nil { // The events are read again.
 		if was {
@@ -323,11 +334,43 @@ func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Se
 	return err
 }
 
-// saveAll makes changes whatever others have changed meanwhile.
-func (m *Memory) saveAll(ctx context.Context, of memory.UserKey, changes []turnstone.RecordChange) error {
+// saveAll makes changes of memories that were stored as they were. It leaves those that others have changed meanwhile, and
+// those that are too many.
+func (m *Memory) saveAll(ctx context.Context, of memory.UserKey, were map[string][]byte, changes []turnstone.RecordChange) error {
 	for some := range slices.Chunk(changes, turnstone.MaxRecords-1) {
-		if err := m.save(ctx, of, nil, append([]turnstone.RecordChange{{Key: changedKey}}, some...)); err != nil {
-			return err
+		for {
+			s, err := m.read(ctx, of)
+			if err != nil {
+				return err
+			}
+			room := m.limit - len(s.stored)
+			kept := []turnstone.RecordChange{{Key: changedKey, Expect: s.changed}}
+			for _, c := range some {
+				id := strings.TrimPrefix(c.Key, memoryPrefix)
+				is, there := s.stored[id]
+				switch {
+				case !bytes.Equal(is, were[id]):
+					continue
+				case there && c.Action == turnstone.DeleteRecord:
+					room++
+				case !there && room <= 0:
+					log.WarnfContext(ctx, "turnstone: user %q has %d memories: what is found beside them is not stored", of.UserID, len(s.stored))
+					continue
+				case !there:
+					room--
+				}
+				kept = append(kept, c)
+			}
+			if len(kept) == 1 {
+				break
+			}
+			err = m.save(ctx, of, s.handle, kept)
+			if err == nil {
+				break
+			}
+			if errors.Is(err, turnstone.ErrOutcomeUnknown) || !errors.Is(err, turnstone.ErrRecordConflict) && !adapter.Gone(err) {
+				return err
+			}
 		}
 	}
 	return nil

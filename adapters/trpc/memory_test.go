@@ -221,6 +221,65 @@ func TestTR11_ExtractedMemoriesAreStored(t *testing.T) {
 	}
 }
 
+// slowly finds something for as long as another goroutine stores memories.
+type slowly struct {
+	finds
+	busy atomic.Bool
+	t    *testing.T
+	also func()
+}
+
+func (s *slowly) Extract(ctx context.Context, messages []model.Message, known []*memory.Entry) ([]*extractor.Operation, error) {
+	s.busy.Store(true)
+	defer s.busy.Store(false)
+	s.also()
+	return s.finds.Extract(ctx, messages, known)
+}
+
+func (s *slowly) SetEnabledTools(map[string]struct{}) {
+	if s.busy.Load() {
+		s.t.Error("the extractor is set up while it works")
+	}
+}
+
+// An extractor works alone, whatever is read and stored meanwhile; what others store then stays, and the limit holds.
+func TestTR11_AnExtractionLeavesWhatOthersStoreMeanwhile(t *testing.T) {
+	store, of := storetest.Memory(t), memory.UserKey{AppName: "a", UserID: "u"}
+	f := &slowly{t: t}
+	m := trpc.NewMemory(store, 3, inmemory.WithExtractor(f))
+	n := 0
+	f.also = func() {
+		for range 2 {
+			n++
+			if err := m.AddMemory(ctx, of, fmt.Sprint("other ", n%3), []string{"theirs"}); err != nil && !errors.Is(err, turnstone.ErrLimit) {
+				t.Error(err)
+			}
+		}
+		if _, err := m.SearchMemories(ctx, of, "other"); err != nil {
+			t.Error(err)
+		}
+	}
+	s := &session.Session{AppName: "a", UserID: "u", ID: "s"}
+	for i, text := range []string{"other 1", "mine 1", "mine 2"} {
+		s.Events = append(s.Events, *say(i, model.RoleUser, text, nil))
+	}
+	if err := m.EnqueueAutoMemoryJob(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	all := must(m.ReadMemories(ctx, of, 0))
+	if len(all) != 3 {
+		t.Errorf("%d memories with a limit of 3", len(all))
+	}
+	for _, e := range all {
+		if e.Memory.Memory == "other 1" && !slices.Equal(e.Memory.Topics, []string{"theirs"}) {
+			t.Errorf("what others had stored is %+v", e.Memory)
+		}
+	}
+}
+
 // failing is a store that makes no session.
 type failing struct{ turnstone.Factory }
 
