@@ -18,6 +18,11 @@ from turnstonedb import _http
 from turnstonedb._wire import Decoder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the suites of others, which take longest: other processes have tests left while they run."""
+    items.sort(key=lambda item: "test_peers" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def command() -> None:
     """Builds the command, unless TURNSTONE_COMMAND has it."""

@@ -3,6 +3,7 @@ package importer_test
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -235,7 +236,9 @@ func FuzzGrow(f *testing.F) {
 				if len(convs) == 1 && round == 1 && r.Outcome != importer.Unchanged {
 					t.Fatalf("%+v", r)
 				}
-				torn := slices.ContainsFunc(c.Events, func(e importer.Event) bool { return e.Kind == "unreadable" })
+				// A last line that is cut off is still being written: what it was before stays until then.
+				last := after[bytes.LastIndexByte(after, '\n')+1:]
+				torn := len(last) > 0 && !json.Valid(last) || slices.ContainsFunc(c.Events, func(e importer.Event) bool { return e.Kind == "unreadable" })
 				if len(convs) == 1 && len(bad) == 0 && !torn && (c.Format == "pi" || c.Format == "claude-code") {
 					if got := exported(t, st, r.Session); got != string(after) {
 						t.Fatalf("exported as %q, not %q", got, after)
