@@ -83,7 +83,7 @@ var may = map[string][]string{
 	"adapters/adapter":                    {"blob", "gc", "head", "", "internal/wire"},
 	"adapters/adapter/adaptertest":        {"", "adapters/adapter", "engine/memory"},
 	"adapters/turnstoneotel":              {""},
-	"adapters/adk":                        {"blob", "head", "", "adapters/adapter"},
+	"adapters/adk":                        {"blob", "graph", "head", "", "adapters/adapter"},
 	"adapters/genkit":                     {"head", "", "transcript", "adapters/adapter"},
 	"adapters/eino":                       {"head", "", "adapters/adapter"},
 	"adapters/langchaingo":                {"head", "", "transcript", "adapters/adapter"},
