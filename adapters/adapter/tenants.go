@@ -193,8 +193,9 @@ func (m *remembered[T]) forget(at ...place) {
 	}
 }
 
-// Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. It is
-// safe for concurrent use.
+// Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. Of a
+// store that a host has put something around, it remembers none if the handles are the host's, too. It is safe for
+// concurrent use.
 type Handles struct {
 	store turnstone.Factory
 	known remembered[turnstone.Persistence]

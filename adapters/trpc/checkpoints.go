@@ -336,8 +336,8 @@ func (c *Checkpoints) PutFull(ctx context.Context, r graph.PutFullRequest) (map[
 	if commit.Nodes, commit.Records, err = writes(p.ID, r.PendingWrites, func(w *graph.PendingWrite) string { return w.TaskID }); err != nil {
 		return nil, err
 	}
-	// A checkpoint begins a path of its own, with its writes and those of the tasks after it: they stay as long as the head has it,
-	// and go when it is pruned.
+	// A checkpoint begins a path of its own, with its writes and those of the tasks after it: they stay as long as the head
+	// has it, and go when it is pruned.
 	if commit.Leaf = turnstone.RefNone(); len(commit.Nodes) > 0 {
 		commit.Leaf, commit.Nodes[0].Parent = turnstone.Ref{}, turnstone.RefNone()
 	}

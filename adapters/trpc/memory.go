@@ -290,9 +290,9 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
 // EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
-// nothing. The memories that it finds are stored beside those that others change meanwhile, one job after the other. If too
-// many jobs wait, the call does the job itself. An error of a job that is done later is logged with the log of trpc-agent-go, and the next job of
-// the session reads the same events again.
+// nothing. The memories that it finds are stored beside those that others change meanwhile, one job after the other. What
+// is too much for the limit is logged and not stored. If too many jobs wait, the call does the job itself. An error of a job
+// that is done later is logged with the log of trpc-agent-go, and the next job of the session reads the same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
 		return nil

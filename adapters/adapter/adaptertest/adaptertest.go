@@ -41,8 +41,8 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 }
 
 // Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart, also if
-// something is around that store, or around its handles as well. use stores a text, under names that are the same in all calls, and returns the texts that
-// it finds under them then. A call that is for nobody has to fail.
+// something is around that store, or around its handles as well. use stores a text, under names that are the same in all
+// calls, and returns the texts that it finds under them then. A call that is for nobody has to fail.
 func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
 	apart(t, open, use)

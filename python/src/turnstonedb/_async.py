@@ -617,7 +617,7 @@ class AsyncSession:
     async def delete(self, children: str = "keep", *, expected: Revision = "any") -> None:
         """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade".
 
-        If expected is a revision and the head is at another one, nothing is deleted, and the error is ConflictError.
+        If expected is a revision and the head is at another one, the session stays, and the error is ConflictError.
         """
         await self.client._run(_calls.delete(self._target, children, expected))
 
