@@ -23,6 +23,8 @@ import (
 const (
 	// broughtKey is the key of a record of a session that says up to where it was brought.
 	broughtKey = "migrated"
+	// byHost begins the value of that record if a host had made the session before.
+	byHost = "host "
 	// broughtRoot is what was brought of the states of users and apps: a hash of each value.
 	broughtRoot = "adk-migration"
 )
@@ -44,9 +46,11 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			switch {
 			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
-				continue
 			case err != nil:
 				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
+			}
+			if d.all == nil {
+				continue // Its state can't be stored.
 			}
 			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user
 		}
@@ -63,7 +67,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 	return out, nil
 }
 
-// bring brings a session, and returns what it shows of states.
+// bring brings a session, and returns what it shows of states, or the zero delta if no store can keep that.
 func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, o adapter.BringOptions, out *adapter.Brought) (delta, error) {
 	app, user, name := listed.AppName(), listed.UserID(), listed.ID()
 	id := adapter.Join(sessionRoot, app, user, name)
@@ -73,7 +77,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 	}
 	d, err := deltaOf(shown)
 	if err != nil {
-		return d, unstorable(err)
+		return delta{}, unstorable(err)
 	}
 	stands := listed.LastUpdateTime().UTC().Format(time.RFC3339Nano)
 	for {
@@ -81,6 +85,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		if err != nil {
 			return d, err
 		}
+		noted, hosts := strings.CutPrefix(noted, byHost)
 		if noted == stands {
 			out.Unchanged++
 			return d, nil
@@ -116,7 +121,8 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			checkpoint[adapter.LatePart] = nil
 		}
 		// If a host has made it here, or has gone on, the state is what the host has made of it.
-		goesOn := len(st.Nodes) > len(want) || h != nil && noted == ""
+		hosts = hosts || h != nil && noted == ""
+		goesOn := len(st.Nodes) > len(want) || hosts
 		if !goesOn {
 			checkpoint[statePart] = part
 		}
@@ -139,7 +145,11 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			out.Different = append(out.Different, id)
 			return d, nil
 		}
-		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(stands)})
+		note := stands
+		if hosts {
+			note = byHost + stands
+		}
+		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(note)})
 		return d, err
 	}
 }

@@ -156,7 +156,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	long := strings.Repeat("u", 600)
 	speak(source, "refused", long, "s", 1)
 	speak(source, "refused", "v", "s", 1)
-	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, "refused"); err != nil || b.Found != 2 || b.Brought != 1 || len(b.Different) != 1 || !strings.Contains(b.Different[0], long) {
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, "refused"); err != nil || b.Found != 2 || b.Brought != 1 || len(b.Different) != 2 || !strings.Contains(b.Different[0], long) || !strings.HasPrefix(b.Different[1], "state of refused/uuu") {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || b.Unchanged != 11 || b.Brought != 4 || len(b.Different) > 0 {
@@ -210,7 +210,7 @@ func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T)
 			}
 		}
 	}
-	add(source, "u", "bad text", nil, "\xff")
+	add(source, "u", "bad text", map[string]any{"user:kept": "z"}, "\xff")
 	add(source, "v", "bad state", map[string]any{"kept": "x", "odd": make(chan int)})
 	add(source, "w", "big", map[string]any{"user:big": strings.Repeat("x", 14<<20), "user:kept": "y", "user:color": "old"})
 	add(source, "x", "made", map[string]any{"by": "source"}, "one")
@@ -228,8 +228,20 @@ func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T)
 			t.Errorf("%q, want %q", b.Different[i], want)
 		}
 	}
+	whole, err := source.Get(ctx, &session.GetRequest{AppName: "a", UserID: "x", SessionID: "made"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := session.NewEvent(ctx, "i")
+	e.Content = genai.NewContentFromText("two", "user")
+	if err := source.AppendEvent(ctx, whole.Session, e); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := host.Bring(ctx, source, adapter.BringOptions{}, "a"); err != nil || b.Brought != 1 { // It is still the host's.
+		t.Fatalf("%+v, %v", b, err)
+	}
 	of, err := host.Get(ctx, &session.GetRequest{AppName: "a", UserID: "x", SessionID: "made"})
-	if err != nil || of.Session.Events().Len() != 1 {
+	if err != nil || of.Session.Events().Len() != 2 {
 		t.Fatalf("%+v, %v", of, err)
 	}
 	for key, want := range map[string]any{"by": "host", "mine": int64(1)} {
@@ -244,6 +256,13 @@ func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T)
 		if got, err := of.Session.State().Get(key); err != nil || got != want {
 			t.Errorf("%s is %v, %v", key, got, err)
 		}
+	}
+	add(host, "u", "good", nil)
+	if of, err = host.Get(ctx, &session.GetRequest{AppName: "a", UserID: "u", SessionID: "good"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := of.Session.State().Get("user:kept"); err != nil || got != "z" {
+		t.Errorf("what the user of a session that can't be stored has: %v, %v", got, err)
 	}
 }
 

@@ -336,11 +336,6 @@ func (c *Checkpoints) PutFull(ctx context.Context, r graph.PutFullRequest) (map[
 	if commit.Nodes, commit.Records, err = writes(p.ID, r.PendingWrites, func(w *graph.PendingWrite) string { return w.TaskID }); err != nil {
 		return nil, err
 	}
-	// A checkpoint begins a path of its own, with its writes and those of the tasks after it: they stay as long as the head
-	// has it, and go when it is pruned.
-	if commit.Leaf = turnstone.RefNone(); len(commit.Nodes) > 0 {
-		commit.Leaf, commit.Nodes[0].Parent = turnstone.Ref{}, turnstone.RefNone()
-	}
 	for {
 		h, err := c.made(ctx, lineage, namespace)
 		if err != nil {
@@ -385,6 +380,15 @@ func put(ctx context.Context, h turnstone.Persistence, commit turnstone.Commit, 
 	latest, version, err := placeOf(ctx, h, latestKey)
 	if err != nil {
 		return err
+	}
+	if p.ID != latest.ID {
+		// A checkpoint begins a path of its own, with its writes and those of the tasks after it: they stay as long as the
+		// head has it, and go when it is pruned.
+		if commit.Nodes = slices.Clone(commit.Nodes); len(commit.Nodes) > 0 {
+			commit.Nodes[0].Parent = turnstone.RefNone()
+		} else {
+			commit.Leaf = turnstone.RefNone()
+		}
 	}
 	commit.Expected, p.Revision = i.Revision, i.Revision+1
 	value, err := json.Marshal(&p)

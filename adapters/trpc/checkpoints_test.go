@@ -141,6 +141,11 @@ func TestTR9_APruneLeavesTheLatestCheckpoint(t *testing.T) {
 			}
 		}
 	}
+	again := graph.NewCheckpoint(map[string]any{"n": 4.0}, nil, nil)
+	again.ID, again.Timestamp = "4", at.Add(4*time.Second)
+	if _, err := s.Put(t.Context(), graph.PutRequest{Config: config, Checkpoint: again, Metadata: graph.NewCheckpointMetadata("loop", 4)}); err != nil {
+		t.Fatal(err)
+	}
 	for _, o := range []gc.PruneOptions{{}, {Revisions: 1}} {
 		if _, err := store.(turnstone.Operator).Prune(t.Context(), o); err != nil {
 			t.Fatal(err)

@@ -334,8 +334,8 @@ func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Se
 	return err
 }
 
-// saveAll makes changes of memories that were stored as they were. It leaves those that others have changed meanwhile, and
-// those that are too many.
+// saveAll makes changes of memories that were stored as they were. It leaves those that others have changed meanwhile. If
+// others have left no room for all that is new, it stores what there is room for, and deletes nothing.
 func (m *Memory) saveAll(ctx context.Context, of memory.UserKey, were map[string][]byte, changes []turnstone.RecordChange) error {
 	for some := range slices.Chunk(changes, turnstone.MaxRecords-1) {
 		for {
@@ -343,28 +343,11 @@ func (m *Memory) saveAll(ctx context.Context, of memory.UserKey, were map[string
 			if err != nil {
 				return err
 			}
-			room := m.limit - len(s.stored)
-			kept := []turnstone.RecordChange{{Key: changedKey, Expect: s.changed}}
-			for _, c := range some {
-				id := strings.TrimPrefix(c.Key, memoryPrefix)
-				is, there := s.stored[id]
-				switch {
-				case !bytes.Equal(is, were[id]):
-					continue
-				case there && c.Action == turnstone.DeleteRecord:
-					room++
-				case !there && room <= 0:
-					log.WarnfContext(ctx, "turnstone: user %q has %d memories: what is found beside them is not stored", of.UserID, len(s.stored))
-					continue
-				case !there:
-					room--
-				}
-				kept = append(kept, c)
-			}
-			if len(kept) == 1 {
+			kept := m.fitting(ctx, of, s, were, some)
+			if len(kept) == 0 {
 				break
 			}
-			err = m.save(ctx, of, s.handle, kept)
+			err = m.save(ctx, of, s.handle, append([]turnstone.RecordChange{{Key: changedKey, Expect: s.changed}}, kept...))
 			if err == nil {
 				break
 			}
@@ -374,6 +357,38 @@ func (m *Memory) saveAll(ctx context.Context, of memory.UserKey, were map[string
 		}
 	}
 	return nil
+}
+
+// fitting returns those of some changes that saveAll makes of what is stored.
+func (m *Memory) fitting(ctx context.Context, of memory.UserKey, s *memories, were map[string][]byte, changes []turnstone.RecordChange) []turnstone.RecordChange {
+	idOf := func(c turnstone.RecordChange) string { return strings.TrimPrefix(c.Key, memoryPrefix) }
+	kept := slices.DeleteFunc(slices.Clone(changes), func(c turnstone.RecordChange) bool {
+		return !bytes.Equal(s.stored[idOf(c)], were[idOf(c)])
+	})
+	room := m.limit - len(s.stored)
+	grows := 0
+	for _, c := range kept {
+		switch _, there := s.stored[idOf(c)]; {
+		case c.Action == turnstone.DeleteRecord:
+			grows--
+		case !there:
+			grows++
+		}
+	}
+	if grows <= max(room, 0) {
+		return kept
+	}
+	log.WarnfContext(ctx, "turnstone: user %q has %d memories: not all that is found beside them is stored", of.UserID, len(s.stored))
+	return slices.DeleteFunc(kept, func(c turnstone.RecordChange) bool {
+		if c.Action == turnstone.DeleteRecord { // What it gives way to may not be stored.
+			return true
+		}
+		if _, there := s.stored[idOf(c)]; there {
+			return false
+		}
+		room--
+		return room < 0
+	})
 }
 
 // Close waits for the memories that are extracted. The store stays open.

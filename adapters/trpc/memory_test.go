@@ -280,6 +280,46 @@ func TestTR11_AnExtractionLeavesWhatOthersStoreMeanwhile(t *testing.T) {
 	}
 }
 
+// replaces is an extractor that changes what a user has told before.
+type replaces struct{ finds }
+
+func (r *replaces) Extract(_ context.Context, _ []model.Message, known []*memory.Entry) (out []*extractor.Operation, err error) {
+	for _, e := range known {
+		out = append(out, &extractor.Operation{Type: extractor.OperationUpdate, MemoryID: e.ID, Memory: e.Memory.Memory + ", really"})
+	}
+	return out, nil
+}
+
+// A memory that is changed is not lost, also if there are as many as there may be, or more.
+func TestTR11_AnExtractionChangesMemoriesAtTheLimit(t *testing.T) {
+	for limit := range 4 {
+		store, of := storetest.Memory(t), memory.UserKey{AppName: "a", UserID: "u"}
+		for i := range 3 {
+			if err := trpc.NewMemory(store, 0).AddMemory(ctx, of, fmt.Sprint("likes tea ", i), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := trpc.NewMemory(store, limit, inmemory.WithExtractor(&replaces{}))
+		s := &session.Session{AppName: "a", UserID: "u", ID: "s", Hash: limit}
+		s.Events = append(s.Events, *say(0, model.RoleUser, "likes tea", nil))
+		if err := m.EnqueueAutoMemoryJob(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		all := must(m.ReadMemories(ctx, of, 0))
+		for _, e := range all {
+			if !strings.HasSuffix(e.Memory.Memory, ", really") {
+				t.Errorf("limit %d: %q", limit, e.Memory.Memory)
+			}
+		}
+		if len(all) != 3 {
+			t.Errorf("limit %d: %d memories", limit, len(all))
+		}
+	}
+}
+
 // failing is a store that makes no session.
 type failing struct{ turnstone.Factory }
 

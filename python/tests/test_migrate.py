@@ -31,6 +31,7 @@ from langgraph.types import Command, interrupt
 
 from turnstonedb import AsyncClient, Client, NewNode
 from turnstonedb import _server as server
+from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.errors import UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
@@ -469,15 +470,32 @@ async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.asyncio
-async def test_what_the_store_refuses_of_adk_is_named_and_the_rest_comes(tmp_path: Path) -> None:
+async def test_what_the_store_refuses_of_adk_is_named_and_the_rest_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = InMemorySessionService()  # type: ignore[no-untyped-call]
     await source.create_session(app_name="a", user_id="u", session_id="s" * 600, state={"user:kept": 1})
     await source.create_session(app_name="a", user_id="v", session_id="s", state={"user:big": "x" * (14 << 20), "user:kept": 2})
-    await source.create_session(app_name="b", user_id="w", session_id="s", state={"user:kept": 3})
+    await source.create_session(app_name="b", user_id="w", session_id="s", state={"user:" + "k" * 600: 1, "user:kept": 3})
+    made = await source.create_session(app_name="b", user_id="x", session_id="made", state={"by": "source", "user:color": "old"})
+    await source.append_event(made, Event(author="user", content=types.Content(role="user", parts=[types.Part(text="one")])))
     async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
-        report = await adk(source, client, ["a", "b"])
-        assert (report.found, [d[:15] for d in report.different]) == (3, ["session 'a/u/sss"[:15], "state 'big' of "])
         target = TurnstoneSessions(client)
+        await target.create_session(app_name="b", user_id="x", session_id="made", state={"by": "host"})
+        commit = States.commit
+
+        async def meanwhile(self: States, changes: Any, *own: Any, **kw: Any) -> Any:
+            if "adk/b/x" in changes and "expected" in kw:
+                monkeypatch.setattr(States, "commit", commit)
+                await target.create_session(app_name="b", user_id="x", session_id="beside", state={"user:color": "the host's"})
+            return await commit(self, changes, *own, **kw)
+
+        monkeypatch.setattr(States, "commit", meanwhile)
+        report = await adk(source, client, ["a", "b"])
+        assert (report.found, [d[:13] for d in report.different]) == (4, ["session 'a/u/", "state 'big' o", "state 'kkkkkk", "state 'color'"])
+        await source.append_event(made, Event(author="user", content=types.Content(role="user", parts=[types.Part(text="two")])))
+        await adk(source, client, ["b"])
+        session = await target.get_session(app_name="b", user_id="x", session_id="made")
+        assert session is not None
+        assert (len(session.events), session.state) == (2, {"by": "host", "user:color": "the host's"})
         for app, user, kept in (("a", "u", 1), ("a", "v", 2), ("b", "w", 3)):
             assert (await target.create_session(app_name=app, user_id=user)).state == {"user:kept": kept}
 

@@ -431,7 +431,8 @@ export class Session {
 
 	/**
 	 * Removes this session, also if it was renamed since, and never another one that has its id by now. A handle that was made without an incarnation
-	 * means whatever session has the id. If `expected` is a revision and the head is at another one, the session stays, and the error is ConflictError.
+	 * means whatever session has the id. If `expected` is a revision and the head is at another one, the session stays, and the error is ConflictError: that
+	 * needs a handle with an incarnation, as `Client.session` returns it.
 	 */
 	async delete(children: "keep" | "refuse" | "cascade" = "keep", { expected }: { expected?: Revision } = {}): Promise<void> {
 		await this.#one("delete", { children, ...(expected !== undefined && { expected }) }, write());

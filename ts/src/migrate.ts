@@ -250,6 +250,9 @@ async function putWrites(target: TurnstoneSaver, { config, pendingWrites = [] }:
 	}
 }
 
+/** What a host had here already is not what the old saver has, or the store refuses what that has. */
+class DifferentError extends TurnstoneError {}
+
 /**
  * A TurnstoneSaver that brings a thread from another saver when the host first uses the thread: a host goes over without
  * a pause. Nobody may write to the other saver any more. A thread that was deleted is not brought again. The function
@@ -260,6 +263,7 @@ export class MigratingSaver extends TurnstoneSaver {
 	readonly #old: BaseCheckpointSaver;
 	readonly #plain: TurnstoneSaver;
 	readonly #brought = new Map<string, Promise<void>>(); // by thread
+	readonly #spared = new Set<string>(); // threads that can't be brought, of which nobody knows whether they are idle
 
 	constructor(client: Client, old: BaseCheckpointSaver, options: { keepLast?: number } = {}) {
 		super(client, old.serde, options);
@@ -282,7 +286,7 @@ export class MigratingSaver extends TurnstoneSaver {
 	async #namespaces(thread: string): Promise<void> {
 		for await (const { ns } of standing(this.#old, thread)) {
 			const { different } = await bring(this.#old, this.#plain, this.#client, { thread, ns, stands: byHost });
-			if (different) throw new TurnstoneError(different);
+			if (different) throw new DifferentError(different);
 		}
 	}
 
@@ -321,22 +325,43 @@ export class MigratingSaver extends TurnstoneSaver {
 	}
 
 	override async deleteIdle(seconds: number): Promise<string[]> {
+		this.#spared.clear();
 		for await (const place of standing(this.#old)) {
-			const note = await read(this.#client, sessionOf(place), noteKey);
-			// Hosts may have used it in the old store since a migration.
-			if (note && ![place.stands, byHost].includes(note.value.toString())) await this.#bring({ configurable: { thread_id: place.thread } });
+			const note = (await read(this.#client, sessionOf(place), noteKey))?.value.toString();
+			if (note === place.stands || note === byHost || (note === undefined && !(await this.#isHere(place)))) continue;
+			try {
+				await this.#bring({ configurable: { thread_id: place.thread } }); // Hosts have used it in the old store since a migration, or one was cut off.
+			} catch (e) {
+				if (!(e instanceof DifferentError)) throw e;
+				this.#spared.add(place.thread);
+			}
 		}
 		return super.deleteIdle(seconds);
 	}
 
-	protected override async deleteIfIdle(thread: string, seconds: number): Promise<boolean> {
-		const expect = await this.#forget(thread);
-		if (await super.deleteIfIdle(thread, seconds)) return true;
+	async #isHere(place: Place): Promise<boolean> {
 		try {
-			await new Session(this.#client, goneSession).changeRecords([{ key: goneKey(thread), action: "delete", expect }]);
+			await this.#client.session(sessionOf(place));
+			return true;
 		} catch (e) {
-			if (!(e instanceof RecordConflictError)) throw e; // Otherwise another one has deleted it.
+			if (!gone(e)) throw e;
+			return false;
 		}
-		return false;
+	}
+
+	protected override async deleteIfIdle(thread: string, seconds: number): Promise<boolean> {
+		if (this.#spared.has(thread)) return false;
+		const expect = await this.#forget(thread);
+		let isGone = false;
+		try {
+			isGone = await super.deleteIfIdle(thread, seconds);
+		} finally {
+			if (!isGone) {
+				await new Session(this.#client, goneSession).changeRecords([{ key: goneKey(thread), action: "delete", expect }]).catch((e) => {
+					if (!(e instanceof RecordConflictError)) throw e; // Otherwise another one has deleted it.
+				});
+			}
+		}
+		return isGone;
 	}
 }

@@ -97,8 +97,8 @@ const maxReadings = 5;
 
 /**
  * Returns the records of all sessions whose keys begin with a prefix. A session may give up one key for another while several pages are read, so these are read
- * again until nothing is new: such a session may have both records in the result, the later one with the later time. One that is not in the result was made
- * meanwhile, or has got another key in each of five readings, every time before its old one was read and after the place of its new one was.
+ * again until nothing is new, up to five times: such a session may have both records in the result, the later one with the later time. One that is not in the
+ * result was made meanwhile, or has got another key in each reading, every time before its old one was read and after the place of its new one was.
  */
 export async function recorded(client: Client, prefix: string): Promise<StoredRecord[]> {
 	const seen = new Map<string, StoredRecord>();

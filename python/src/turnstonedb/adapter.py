@@ -226,10 +226,19 @@ class States:
             raise ValueError(f"state {session.id!r} is damaged: records of it are missing")
         return out
 
-    async def commit(self, changes: Mapping[str, Mapping[str, bytes | None]], *own: Object) -> Sequence[Result]:
+    async def versions(self, id: str) -> dict[str, str]:
+        """Returns the versions of the values of a state, by their keys: what a change of a value can expect."""
+        try:
+            return {r.key[len(_STATE) :]: r.version for r in await records(await self._client.session(id), _STATE)}
+        except NotFoundError as e:
+            if gone(e):
+                return {}
+            raise
+
+    async def commit(self, changes: Mapping[str, Mapping[str, bytes | None]], *own: Object, expected: Mapping[str, Mapping[str, str]] | None = None) -> Sequence[Result]:
         """Makes changes of states, and commits to other sessions (see `AsyncSession.turn`), in one batch. A value of None is removed. Returns the results of the commits.
 
-        `changes` has the values by the ids of the states and by their keys.
+        `changes` has the values by the ids of the states and by their keys, and `expected` the versions that some of them are to have, which may be "none".
         """
         if not any(changes.values()) and not own:
             return ()
@@ -239,17 +248,17 @@ class States:
             for id, values in changes.items():
                 if values:
                     session, directory = await self._state(id)
-                    records = _changes(directory, values)
+                    records = _changes(directory, values, (expected or {}).get(id, {}))
                     commits.append(session.turn(Commit(0, records=records), records_only=True))
             try:
                 results = await self._client.commit_all(*commits)
             except RecordConflictError as e:
                 self._forget(changes)
-                if e.key != _LARGE:
+                if e.outcome_unknown or e.key != _LARGE:
                     raise
             except NotFoundError as e:
                 self._forget(changes)
-                if again or not gone(e):
+                if again or e.outcome_unknown or not gone(e):
                     raise
                 again = True  # Somebody has deleted one of the states.
             else:
@@ -274,7 +283,7 @@ def _is_large(directory: Record | None, values: Mapping[str, bytes | None]) -> b
     return any(k in large or len(v or b"") > _MAX_RECORD for k, v in values.items())
 
 
-def _changes(directory: Record | None, values: Mapping[str, bytes | None]) -> list[RecordChange]:
+def _changes(directory: Record | None, values: Mapping[str, bytes | None], expected: Mapping[str, str]) -> list[RecordChange]:
     """Returns what changes of the records when values change."""
     large: dict[str, Any] = json.loads(directory.value) if directory else {}
     named = dict(large)
@@ -296,7 +305,8 @@ def _changes(directory: Record | None, values: Mapping[str, bytes | None]) -> li
             value = b""  # The record stays, so that a reader of all keys finds this one while the value changes its place.
         if old:
             out += [RecordChange.delete(f"{_PART}{old['ID']}/{i:03d}") for i in range(n, old["Records"])]
-        out.append(RecordChange.delete(_STATE + key) if value is None else RecordChange.set(_STATE + key, value))
+        expect = expected.get(key, "")
+        out.append(RecordChange.delete(_STATE + key, expect) if value is None else RecordChange.set(_STATE + key, value, expect))
     version = directory.version if directory else "none"
     if _is_large(directory, values):
         out.append(RecordChange.set(_LARGE, json.dumps(named).encode(), version))

@@ -41,14 +41,14 @@ type Query = Omit<StorageListMessagesByResourceIdInput, "resourceId"> & {
 };
 
 /** What a commit to one thread has at most: messages, bytes, records, and threads that they come from. The store allows 256 records, and 64 sessions. */
-/** The id of a copy that a call with the id of a new thread has made. */
-const copyForm = /^[0-9a-f]{64}$/;
 const maxSaved = 200;
 const maxBytes = 16 << 20;
 const maxRecords = 250;
 const maxSources = 60;
 /** Messages of any threads that a commit has: it has at most 64 sessions. */
 const maxChanged = 30;
+/** The id of a copy that a call with the id of a new thread has made. */
+const copyForm = /^[0-9a-f]{64}$/;
 
 /** Threads, messages and resources. */
 export class TurnstoneMemory extends ResourceMemory {

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from .. import adapter
 from .._async import AsyncClient
-from ..errors import ConflictError, InvalidError, NotFoundError
+from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
 from ..types import Commit, NewNode, RecordChange, Usage
 from ._report import NOTE, Report, sqlite
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.adk.events.event import Event
     from google.adk.sessions import BaseSessionService, Session
 
+_BY_HOST = b"host "  # begins the note of a session that a host had made before
 _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
 
 
@@ -64,12 +65,13 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
     id = adapter.join(_ROOT, app, user, name)
     stands = repr(listed.last_update_time)
     while True:
-        handle, revision, has, noted = None, 0, list[bytes](), b""
+        handle, revision, has, hosts = None, 0, list[bytes](), False
         try:
             handle = await client.session(id)
-            if (note := await handle.record(NOTE)) and note.value.decode() == stands:
+            note = await handle.record(NOTE)
+            if note and note.value.removeprefix(_BY_HOST).decode() == stands:
                 return False, 0, ""
-            noted = note.value if note else b""
+            hosts = not note or note.value.startswith(_BY_HOST)
             state = await handle.load()
             revision, has = state.revision, [_text(event_of(n.payload)) for n in state.nodes]
         except NotFoundError as e:
@@ -86,12 +88,13 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
             return True, len(new), ""
         own = _states(whole.state)[2]
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
-        goes_on = len(has) > len(want) or (handle is not None and not noted)  # A host has gone on there: the state is what it has made of it.
+        goes_on = len(has) > len(want) or hosts  # A host has made it, or has gone on: the state is what the host has made of it.
         try:
             for some in adapter.in_commits(new, lambda e: len(_text(e))) or ([] if goes_on else [[]]):
-                commit = Commit(
-                    revision, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint={_STATE: _object(own), **late}, usage=_used(some)
-                )
+                parts = late if goes_on else {_STATE: _object(own), **late}
+                begun = [] if handle else [RecordChange.set(NOTE, b"begun")]
+                nodes = [NewNode(_kind(e), _text(e)) for e in some]
+                commit = Commit(revision, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=begun)
                 of = handle.turn(commit) if handle else client.first_turn(id, commit, group=adapter.join(_ROOT, app, user))
                 revision = (await client.commit_all(of))[0].revision
                 handle = handle or await client.session(id)
@@ -103,7 +106,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         state = await handle.load(parts=[_STATE])
         if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != _object(own)):
             return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others"
-        await handle.change_records(RecordChange.set(NOTE, stands.encode()))
+        await handle.change_records(RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + stands.encode()))
         return True, len(new), ""
 
 
@@ -131,23 +134,42 @@ async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) 
 
     states = adapter.States(client, _STATES)
     note = adapter.short(adapter.join(_BROUGHT, id))
-    there, brought = await states.read(id), await states.read(note)
-    change: dict[str, bytes] = {}
-    others = list[tuple[str, str]]()
-    for key, value in values.items():
-        content = adapter.marshal(value)
-        if there.get(key) == content:
-            continue
-        if key in there and brought.get(key) != _digest(there[key]):
-            others.append((key, "is another one"))
-        else:
-            change[key] = content
-    for some in adapter.in_commits(change, lambda k: len(change[k]), 100):
+    while True:
+        versions, there, brought = await states.versions(id), await states.read(id), await states.read(note)
+        change: dict[str, bytes] = {}
+        others = list[tuple[str, str]]()
+        for key, value in values.items():
+            try:
+                content = adapter.marshal(value)
+            except ValueError as e:
+                others.append((key, str(e)))
+                continue
+            if there.get(key) == content:
+                continue
+            if key in there and brought.get(key) != _digest(there[key]):
+                others.append((key, "is another one"))
+            else:
+                change[key] = content
         try:
-            await states.commit({id: {k: change[k] for k in some}, note: {k: _digest(change[k]) for k in some}})
-        except (ValueError, InvalidError) as e:  # what the store refuses, of one at least
-            others += [(k, str(e)) for k in some]
-    return others
+            for some in adapter.in_commits(change.items(), lambda of: len(of[1]), 100):
+                others += await _set(states, id, note, dict(some), versions)
+        except RecordConflictError as e:
+            if e.outcome_unknown:
+                raise
+            continue  # Somebody has set one of them meanwhile.
+        return others
+
+
+async def _set(states: adapter.States, id: str, note: str, change: Mapping[str, bytes], versions: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Sets values of a state, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
+    expected = {id: {k: versions.get(k, "none") for k in change}}
+    try:
+        await states.commit({id: change, note: {k: _digest(v) for k, v in change.items()}}, expected=expected)
+    except (ValueError, InvalidError) as e:
+        if len(change) == 1:
+            return [(k, str(e)) for k in change]
+        return [refused for k, v in change.items() for refused in await _set(states, id, note, {k: v}, versions)]
+    return []
 
 
 def _digest(content: bytes) -> bytes:

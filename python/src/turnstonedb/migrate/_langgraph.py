@@ -201,6 +201,7 @@ def migrating() -> Any:
             self._plain = TurnstoneSaver(client, serde=old.serde, keep_last=keep_last)
             self._known: set[str] = set()
             self._bringing = threading.Lock()
+            self._spared = set[str]()
 
         # What a call does is one of the methods below, which run in the caller's thread, or in one of their own if the call is awaited.
 
@@ -249,17 +250,38 @@ def migrating() -> Any:
             yield from super()._delete_thread(thread)
 
         def _delete_idle(self, idle: timedelta) -> Steps[list[str]]:
+            self._spared = set[str]()
             for place, stands in _stand(self._old):
-                if _noted(self._client, place)[0] not in ("", stands, _BY_HOST):  # Hosts have used it in the old store since a migration.
+                noted = _noted(self._client, place)[0]
+                if noted in (stands, _BY_HOST) or (not noted and not self._is_here(place)):
+                    continue
+                try:  # Hosts have used it in the old store since a migration, or one was cut off.
                     self._bring(place[0])
+                except (ValueError, InvalidError):
+                    self._spared.add(place[0])
             return (yield from super()._delete_idle(idle))
 
+        def _is_here(self, place: Place) -> bool:
+            from ..langgraph import _session
+
+            try:
+                self._client.session(_session(*place))
+            except NotFoundError:
+                return False
+            return True
+
         def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
+            if thread in self._spared:
+                return
             gone = self._forget(thread)
-            yield from super()._delete_if_idle(thread, idle)
-            if (yield from self._namespaces(thread)):
-                with suppress(RecordConflictError):  # Another one has deleted it.
-                    self._client.session(_GONE).change_records(RecordChange.delete(_gone_key(thread), gone))
+            left = True
+            try:
+                yield from super()._delete_if_idle(thread, idle)
+                left = bool((yield from self._namespaces(thread)))
+            finally:
+                if left:
+                    with suppress(RecordConflictError):  # Another one has deleted it.
+                        self._client.session(_GONE).change_records(RecordChange.delete(_gone_key(thread), gone))
 
         def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
             self._bring(*self._all())
