@@ -29,13 +29,14 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from turnstonedb import AsyncClient, Client, NewNode
+from turnstonedb import AsyncClient, Client, NewNode, RecordChange
 from turnstonedb import _server as server
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.errors import UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
 from turnstonedb.migrate import MigratingSaver, adk, agents, langgraph
+from turnstonedb.migrate import _langgraph as migrate_langgraph
 from turnstonedb.migrate.__main__ import main
 
 
@@ -308,14 +309,23 @@ def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> N
         assert {t.config["configurable"]["thread_id"] for t in other.list(None)} == {"t/0 é", "t/2 é"}
 
 
-def test_a_thread_that_is_used_in_the_old_store_is_not_idle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_thread_that_is_used_in_the_old_store_is_not_idle(tmp_path: Path, cut_off: bool) -> None:
     config: Any = {"configurable": {"thread_id": "t/0 é"}}
     with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
         fill(old, range(2))
         langgraph(old, client)
+        if cut_off:  # before it was noted
+            (note,) = [r for r in client.records("migrated").records if r.session.startswith("langgraph/t%2F0")]
+            client.session(note.session).change_records(RecordChange.delete("migrated"))
         time.sleep(3.1)
         graph(old).invoke(Command(resume="just now"), config)  # A host that has not come over yet.
-        assert MigratingSaver(client, old).delete_idle(timedelta(seconds=2)) == ["t/1 é"]
+        failing = MigratingSaver(client, old)
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(migrate_langgraph, "_thread", lambda *_: (0, "another one"))
+            assert failing.delete_idle(timedelta(days=1)) == []
+            assert failing.delete_idle(timedelta(seconds=2)) == ["t/1 é"]
+        assert MigratingSaver(client, old).delete_idle(timedelta(seconds=2)) == []
         assert MigratingSaver(client, old).get_tuple(config).checkpoint == old.get_tuple(config).checkpoint
         MigratingSaver(client, old).delete_thread("t/0 é")
         assert MigratingSaver(client, old).get_tuple(config) is None
