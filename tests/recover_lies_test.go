@@ -83,7 +83,11 @@ func TestRV8_RecordsThatLieOrAreOldAreNoMoreThanLosses(t *testing.T) {
 				missing = append(missing, id)
 			}
 		}
-		if len(missing) > len(unnamed(report)) {
+		// A record that is old may have the id that a session had before it was renamed: the loss has that id, then.
+		former := slices.DeleteFunc(slices.Clone(report.Lost), func(l recovery.Loss) bool {
+			return l.Session == "" || slices.Contains(alive, l.Session)
+		})
+		if len(missing) > len(unnamed(report))+len(former) {
 			t.Errorf("seed %d: sessions %q are missing: %v", seed, missing, report.Lost)
 		}
 		if t.Failed() {
