@@ -341,7 +341,7 @@ func (c *Commit) recordsOnly() bool {
 		len(c.Labels) == 0 && c.OnPath.IsZero() && len(c.Tombstone) == 0 && c.Keep == ""
 }
 
-// expectedOf returns what a head is to be at: RevisionZero is 0.
+// expectedOf returns the revision at which a head is expected: RevisionZero as the number 0, and any other as it is.
 func expectedOf(r head.Revision) head.Revision {
 	if r == RevisionZero {
 		return 0

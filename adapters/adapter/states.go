@@ -255,7 +255,7 @@ func (s *States) Read(ctx context.Context, id string) (map[string][]byte, error)
 	return nil, err
 }
 
-// Versions returns the versions of the values of a state, by their keys: what a change of a value can expect.
+// Versions returns the version of each value of a state, by the value's key. A change of the value can expect it.
 func (s *States) Versions(ctx context.Context, id string) (map[string]turnstone.RecordVersion, error) {
 	out := map[string]turnstone.RecordVersion{}
 	h, err := s.store.Session(ctx, id)

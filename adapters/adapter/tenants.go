@@ -37,8 +37,8 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 // owned is a handle of one of several tenants.
 type owned struct{ turnstone.Persistence }
 
-// whose reports whether a handle may be remembered for a tenant. Without a tenant, only one that a store or a client has
-// made may: whoever has put something around it may have several tenants, and nobody knows for which one it is.
+// whose reports whether a handle may be remembered for a tenant. Without a tenant, only a handle of a store or of a client
+// may: what a host has put around them may serve several tenants, and does not say whose a handle is.
 func whose(tenant string, h turnstone.Persistence) bool {
 	switch h.(type) {
 	case *turnstone.Session, interface{ Named() (wire.Target, bool) }: // The latter is that of package client.

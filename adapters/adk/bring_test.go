@@ -266,7 +266,7 @@ func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T)
 	}
 }
 
-// A session that was cut off while it was brought is not taken for one that a host has made.
+// A session whose migration was cut off is not taken for one that a host has made.
 func TestAD23_WhatWasCutOffGetsTheStateThatTheSourceHasByNow(t *testing.T) {
 	source, store := session.InMemoryService(), storetest.Memory(t)
 	r, err := source.Create(ctx, &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s", State: map[string]any{"own": "before"}})

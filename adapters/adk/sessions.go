@@ -264,7 +264,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	case err != nil:
 		return storedBefore(ctx, of.handle, payload, err)
 	case result.Revision != of.revision+1: // It was appended before: of has it, or is stale, which the next event finds out.
-		return there(ctx, of.handle, result.Nodes[0], e.ID)
+		return checkShown(ctx, of.handle, result.Nodes[0], e.ID)
 	}
 	of.mu.Lock()
 	defer of.mu.Unlock()
@@ -291,13 +291,13 @@ func storedBefore(ctx context.Context, h turnstone.Persistence, payload []byte, 
 		return errors.Join(err, lerr)
 	}
 	if len(st.Nodes) == 1 && bytes.Equal(st.Nodes[0].Payload, payload) {
-		return there(ctx, h, st.Nodes[0].ID, other.Turn)
+		return checkShown(ctx, h, st.Nodes[0].ID, other.Turn)
 	}
 	return err
 }
 
-// there returns an error if a session does not show the node of an event that was stored before, as after a rewind.
-func there(ctx context.Context, h turnstone.Persistence, node graph.ID, event string) error {
+// checkShown fails if a session does not show the node of an event that was stored before: a rewind has taken it away.
+func checkShown(ctx context.Context, h turnstone.Persistence, node graph.ID, event string) error {
 	found := false
 	_, err := adapter.Newest(ctx, h, 0, func(n *turnstone.Node) bool {
 		found = n.ID == node

@@ -19,10 +19,10 @@ import (
 )
 
 // Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
-// such option. They keep their ids and times. One whose status or state has changed since it was brought is brought
-// again, unless somebody has saved it here: that one stays, and is in Different if the one of the files is later. Of each
-// chain, Bring takes the last Options.MaxChain snapshots. It only reads the files, and names those that it can't read, or
-// the store can't keep, in Different.
+// such option. They keep their ids and times. A snapshot whose status or state has changed since it was brought is brought
+// again. One that somebody has saved here stays as it is here; if the one of the files is later, Different names it. Of
+// each chain, Bring takes the last Options.MaxChain snapshots. It only reads the files. Different also names those that
+// Bring can't read, and those that the store can't keep.
 func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.BringOptions) (*adapter.Brought, error) {
 	folder := filepath.Join(dir, filepath.FromSlash(prefix))
 	if _, err := os.Stat(folder); err != nil { // The store of files would make it.
@@ -86,52 +86,40 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	return out, nil
 }
 
-// These end a save: it has nothing to do, or is not to do it.
-var (
-	errUnchanged = errors.New("unchanged")
-	errDifferent = errors.New("another one")
-	errDryRun    = errors.New("a dry run")
-)
-
 func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], o adapter.BringOptions, out *adapter.Brought) error {
 	want, err := adapter.JSON(of)
 	if err != nil {
 		return err
 	}
+	var unchanged, different bool // as the last call of the function finds it
 	_, err = s.change(ctx, of.SnapshotID, true, func(existing *exp.SessionSnapshot[State], brought bool) (*exp.SessionSnapshot[State], error) {
+		unchanged, different = false, false
 		if existing != nil {
 			has, err := adapter.JSON(existing)
 			if err != nil {
 				return nil, err
 			}
-			switch {
-			case bytes.Equal(has, want), !brought && existing.UpdatedAt.After(of.UpdatedAt): // Somebody goes on with it here.
-				return nil, errUnchanged
-			case !brought:
-				return nil, errDifferent
-			}
+			unchanged = bytes.Equal(has, want) || !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody goes on with it here.
+			different = !unchanged && !brought
 		}
-		if o.DryRun {
-			return nil, errDryRun
+		if unchanged || different || o.DryRun {
+			return nil, nil
 		}
 		return of, nil
 	})
-	if errors.Is(err, errUnchanged) {
+	switch {
+	case err != nil:
+		return err
+	case unchanged:
 		out.Unchanged++
 		return nil
-	}
-	if errors.Is(err, errDifferent) {
+	case different:
 		out.Different = append(out.Different, of.SnapshotID)
 		return nil
 	}
-	if errors.Is(err, errDryRun) {
-		out.Brought++
+	if out.Brought++; o.DryRun {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	out.Brought++
 	got, err := s.GetSnapshot(ctx, of.SnapshotID)
 	if err != nil {
 		return err

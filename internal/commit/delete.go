@@ -27,7 +27,7 @@ const (
 var ErrHasChildren = errors.New("turnstone: session has children")
 
 // Delete deletes an incarnation, whatever its session id is by now. It does nothing if the incarnation does not live
-// any more. If its head is not at the expected revision, and that is not Any, it fails with *Conflict. It returns the
+// any more. Unless expected is Any, it fails with *Conflict if the head is at another revision. It returns the
 // incarnations that it has deleted: that one, and with CascadeChildren its children and theirs.
 func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, expected head.Revision, policy Policy) (deleted []head.Incarnation, err error) {
 	err = history.Settle(ctx, st.Engine, func(c *history.Change) error {

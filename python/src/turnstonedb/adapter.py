@@ -227,7 +227,7 @@ class States:
         return out
 
     async def versions(self, id: str) -> dict[str, str]:
-        """Returns the versions of the values of a state, by their keys: what a change of a value can expect."""
+        """Returns the version of each value of a state, by the value's key. A change of the value can expect it."""
         try:
             return {r.key[len(_STATE) :]: r.version for r in await records(await self._client.session(id), _STATE)}
         except NotFoundError as e:
