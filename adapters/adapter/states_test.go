@@ -2,6 +2,7 @@ package adapter
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -169,4 +170,28 @@ func TestST3_LargeStatesAreChangedAtOnce(t *testing.T) {
 			t.Fatalf("a or b is not there: %d values", len(got))
 		}
 	}
+}
+
+// A conflict that leaves open whether the change stands is not tried again: the change could be made twice.
+func TestKT2_AChangeThatMayStandIsNotMadeAgain(t *testing.T) {
+	store := &unsure{Factory: stateStore(t)}
+	states := NewStates(store, "g")
+	_, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{set("k", make([]byte, turnstone.MaxRecord+1))}}})
+	if !errors.Is(err, turnstone.ErrOutcomeUnknown) || store.calls != 1 {
+		t.Errorf("%d calls, %v", store.calls, err)
+	}
+}
+
+// unsure makes each change, and answers as if somebody else had been faster, or this call.
+type unsure struct {
+	turnstone.Factory
+	calls int
+}
+
+func (u *unsure) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	u.calls++
+	if _, err := u.Factory.CommitAll(ctx, commits...); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, &turnstone.RecordConflictError{Key: "state-large"})
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnstonedb import AsyncClient, adapter
+from turnstonedb import AsyncClient, RecordConflictError, adapter
 
 
 def test_ids_of_names_are_those_of_go_and_javascript() -> None:
@@ -98,3 +98,20 @@ def test_events_are_in_commits() -> None:
         got = adapter.in_commits(sizes, int)
         assert [len(some) for some in got] == want
         assert [n for some in got for n in some] == sizes
+
+
+@pytest.mark.asyncio
+async def test_a_change_that_may_stand_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, commit_all = 0, AsyncClient.commit_all
+
+    async def unsure(self: AsyncClient, *commits: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        await commit_all(self, *commits)
+        raise RecordConflictError("somebody was faster, or this call", {"matches": ["unknown-outcome"], "recordConflict": {"key": "state-large"}})
+
+    monkeypatch.setattr(AsyncClient, "commit_all", unsure)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        with pytest.raises(RecordConflictError):
+            await adapter.States(db, "g").commit({"s": {"k": bytes(70_000)}})
+        assert calls == 1

@@ -404,6 +404,14 @@ test("a thread that is used in the old store, or of which a part is used here, i
 	expect((await client.records("gone/")).records.map((r) => r.key)).toEqual(["gone/t%2F1%20%C3%A9"]);
 	await next.deleteThread("t/2 é");
 	expect(await all(new MigratingSaver(client, old).list(at("t/2 é")))).toEqual([]);
+	// Of a thread that can't be brought nobody knows whether it is idle, also if its migration was cut off before it was noted.
+	const { session = "" } = (await client.records("migrated")).records.find((r) => r.session.includes("t%2F0")) ?? {};
+	await (await client.session(session)).changeRecords([{ key: "migrated", action: "delete" }]);
+	const last = await old.getTuple(at("t/0 é", ""));
+	if (last) await old.put(at("t/0 é", ""), last.checkpoint, { source: "update", step: 99, parents: {} });
+	await new Promise((done) => setTimeout(done, 2100));
+	expect(await new MigratingSaver(client, old).deleteIdle(1)).toEqual([]);
+	expect(await new TurnstoneSaver(client).getTuple(at("t/0 é"))).toBeDefined();
 });
 
 test("a thread that a host makes anew during a migration stays, however many checkpoints it has", async () => {

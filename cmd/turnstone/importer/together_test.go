@@ -156,6 +156,34 @@ func TestP9_AReplacementOfWhatHasGoneOnDeletesNothing(t *testing.T) {
 	}
 }
 
+// The old session can't be deleted: it stays, and nothing else.
+func TestP9_AReplacementWhoseDeletionFailsLeavesTheOldSession(t *testing.T) {
+	e := memory.New()
+	other, _ := openBeside(t, e)
+	all := appended["plain.jsonl"]
+	bring(t, other, &importer.Clock{}, "plain.jsonl", file(all[:2]))
+	whole := false
+	mine, clock := openBeside(t, &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		page, err := other.List(ctx, turnstone.ListOptions{})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, i := range page.Sessions {
+			if i.ID != "plain" && i.Labels[importer.IdentityLabel] != "" && c.Apply > 0 && !whole {
+				whole = true // What comes next is the deletion.
+				return enginetest.Fault{Err: errors.New("no disk")}
+			}
+		}
+		return enginetest.Fault{}
+	}})
+	r := load(t, mine, parse(t, "plain.jsonl", file(all)), importer.Options{Replace: true, Clock: clock}, importer.Failed)[0]
+	page, err := other.List(ctx, turnstone.ListOptions{})
+	if !whole || r.Err == nil || err != nil || len(page.Sessions) != 1 || page.Sessions[0].ID != "plain" {
+		t.Errorf("%v, %+v, left are %+v, %v", whole, r, page.Sessions, err)
+	}
+	load(t, mine, parse(t, "plain.jsonl", file(all)), importer.Options{Replace: true, Clock: clock}, importer.Replaced)
+}
+
 // Somebody goes on with it while the question stands what may be replaced.
 func TestP9_AReplacementOfMoreThanWasShownDeletesNothing(t *testing.T) {
 	st, clock := openClocked(t)
