@@ -233,16 +233,17 @@ def test_threads_that_nobody_uses_are_deleted_whole(db: turnstonedb.Client) -> N
     def put(thread: str, ns: str, cid: str) -> None:
         entry(cid, saver, {"configurable": {"thread_id": thread, "checkpoint_ns": ns}})
 
-    for thread in ("old/é", "half", "x" * 400):
+    for thread in ("old/é", "half", "written", "x" * 400):
         for ns in ("", "sub|1"):
             put(thread, ns, "1")
-    time.sleep(3.1)
+    time.sleep(2.1)
     assert saver.delete_idle(timedelta(days=1)) == []
     put("half", "sub|1", "2")
+    saver.put_writes({"configurable": {"thread_id": "written", "checkpoint_ns": "sub|1", "checkpoint_id": "1"}}, [("a", 1)], "task")
     put("new", "", "1")
     assert sorted(saver.delete_idle(timedelta(seconds=2))) == ["old/é", "x" * 400]
-    assert {t.config["configurable"]["thread_id"] for t in saver.list(None)} == {"half", "new"}
-    assert len(list(saver.list({"configurable": {"thread_id": "half"}}))) == 3
+    assert {t.config["configurable"]["thread_id"] for t in saver.list(None)} == {"half", "written", "new"}
+    assert [len(list(saver.list({"configurable": {"thread_id": t}}))) for t in ("half", "written")] == [3, 2]
     assert asyncio.run(saver.adelete_idle(timedelta(seconds=60))) == []
     with pytest.raises(ValueError, match="idle is"):
         saver.delete_idle(timedelta(0))

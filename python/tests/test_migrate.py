@@ -29,7 +29,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from turnstonedb import AsyncClient, Client, NewNode, RecordChange
+from turnstonedb import AsyncClient, Client, NewNode, RecordChange, _calls
 from turnstonedb import _server as server
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
@@ -307,6 +307,42 @@ def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> N
         assert other.get_tuple(config) is None
         langgraph(old, client)
         assert {t.config["configurable"]["thread_id"] for t in other.list(None)} == {"t/0 é", "t/2 é"}
+
+
+def test_a_thread_that_is_used_while_idle_ones_are_deleted_is_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = {"configurable": {"thread_id": "t/0 é", "checkpoint_ns": ""}}
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(2))
+        langgraph(old, client)
+        host = MigratingSaver(client, old)
+        assert host.get_tuple(config)
+        time.sleep(2.1)
+        prune, session = _calls.prune, Client.session
+
+        def beside(target: Any, group: str, *rest: Any) -> Any:
+            if "t%2F0" in group:
+                host.put({"configurable": {"thread_id": "t/0 é", "checkpoint_ns": "new"}}, empty_checkpoint(), {}, {})
+                assert not client.records("gone/t%2F0").records
+            return prune(target, group, *rest)
+
+        with monkeypatch.context() as m:
+            m.setattr(_calls, "prune", beside)
+            assert MigratingSaver(client, old).delete_idle(timedelta(seconds=2)) == ["t/1 é"]
+        pruned = []
+
+        def just_pruned(self: Client, id: str) -> Any:
+            if not pruned:
+                pruned.append(id)
+                session(self, id).delete("keep")
+            return session(self, id)
+
+        with monkeypatch.context() as m:  # What was pruned while somebody brought it is brought again.
+            m.setattr(Client, "session", just_pruned)
+            langgraph(old, client)
+        assert pruned
+        assert MigratingSaver(client, old).get_tuple(config).checkpoint == old.get_tuple(config).checkpoint
+        assert MigratingSaver(client, old).get_tuple({"configurable": {"thread_id": "t/0 é", "checkpoint_ns": "new"}})
+        assert MigratingSaver(client, old).get_tuple({"configurable": {"thread_id": "t/1 é"}}) is None
 
 
 @pytest.mark.parametrize("cut_off", [False, True])

@@ -239,9 +239,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	 */
 	async deleteIdle(seconds: number): Promise<string[]> {
 		if (!(seconds > 0)) throw new RangeError(`deleteIdle of ${seconds} seconds`);
-		const before = Date.now() - seconds * 1000;
-		const threads = new Map<string, boolean>(); // whether nobody has used a thread since
-		for (const { thread, updated } of await this.#listed()) threads.set(thread, threads.get(thread) !== false && Date.parse(updated) <= before);
+		const { deleted } = await this.#client.prune({ group, inactive: seconds, dryRun: true }); // The store knows of uses that Info does not tell.
+		const idle = new Set(deleted as string[] | undefined);
+		const threads = new Map<string, boolean>(); // whether all of a thread is idle
+		for (const place of await this.#places()) threads.set(place.thread, threads.get(place.thread) !== false && idle.has(this.#at(place).id));
 		const gone: string[] = [];
 		for (const [thread, unused] of threads) {
 			if (unused && (await this.deleteIfIdle(thread, seconds))) gone.push(thread);
@@ -269,20 +270,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns the namespaces of a thread, or of all threads. */
 	async #places(thread?: unknown): Promise<Place[]> {
-		return (await this.#listed(thread)).map(({ thread, ns }) => ({ thread, ns }));
-	}
-
-	/** Returns the namespaces of a thread, or of all threads, and when they were updated. */
-	async #listed(thread?: unknown): Promise<(Place & { updated: string })[]> {
-		const out: (Place & { updated: string })[] = [];
+		const out: Place[] = [];
 		for (let after: string | undefined = ""; after !== undefined; ) {
 			const page = await this.#client.list({ after, limit: 1000, group: thread === undefined ? group : groupOf(String(thread)) });
-			out.push(
-				...page.sessions.flatMap((i) => {
-					const place = this.#placeOf(i);
-					return place ? { ...place, updated: i.updated } : [];
-				}),
-			);
+			out.push(...page.sessions.flatMap((i) => this.#placeOf(i) ?? []));
 			after = page.next;
 		}
 		return thread === undefined ? out : out.filter((p) => p.thread === String(thread));

@@ -193,9 +193,9 @@ async function bring(
 			if ((await noted(client, place)).version === version) return { brought, different };
 		} catch (e) {
 			if (e instanceof InvalidError) return { brought, different: `${named}: ${e.message}` }; // The store has limits.
-			if (!(e instanceof RecordConflictError) && !(e instanceof ConflictError) && !(gone(e) && (await noted(client, place)).settled)) throw e;
+			if (!(e instanceof RecordConflictError) && !(e instanceof ConflictError) && !gone(e)) throw e;
 		}
-		// Another process has brought the place meanwhile, or deleted it.
+		// Another process has brought the place meanwhile, or deleted it: then it is brought again, unless a host has deleted the thread.
 	}
 }
 
@@ -290,12 +290,11 @@ export class MigratingSaver extends TurnstoneSaver {
 		}
 	}
 
-	/** Notes that a thread is not to be brought any more. Returns the version of the note. */
-	async #forget(thread: string): Promise<string> {
+	/** Notes that a thread is not to be brought any more. */
+	async #forget(thread: string): Promise<void> {
 		const { session } = await this.#client.create(goneSession, { retention: "all" });
-		const [version] = await session.changeRecords([{ key: goneKey(thread), action: "set", value: "deleted" }]);
+		await session.changeRecords([{ key: goneKey(thread), action: "set", value: "deleted" }]);
 		await this.#brought.get(thread)?.catch(() => {});
-		return version as string;
 	}
 
 	override async getTuple(...args: Parameters<TurnstoneSaver["getTuple"]>): ReturnType<TurnstoneSaver["getTuple"]> {
@@ -350,18 +349,8 @@ export class MigratingSaver extends TurnstoneSaver {
 	}
 
 	protected override async deleteIfIdle(thread: string, seconds: number): Promise<boolean> {
-		if (this.#spared.has(thread)) return false;
-		const expect = await this.#forget(thread);
-		let isGone = false;
-		try {
-			isGone = await super.deleteIfIdle(thread, seconds);
-		} finally {
-			if (!isGone) {
-				await new Session(this.#client, goneSession).changeRecords([{ key: goneKey(thread), action: "delete", expect }]).catch((e) => {
-					if (!(e instanceof RecordConflictError)) throw e; // Otherwise another one has deleted it.
-				});
-			}
-		}
+		const isGone = !this.#spared.has(thread) && (await super.deleteIfIdle(thread, seconds));
+		if (isGone) await this.#forget(thread); // Not before: who is bringing it now would delete it, though another one uses it.
 		return isGone;
 	}
 }

@@ -313,14 +313,16 @@ test("a saver says how many checkpoints a prune leaves", async () => {
 test("threads that nobody uses are deleted whole", async () => {
 	const saver = new TurnstoneSaver(await open());
 	const some = (thread: string, ns: string) => put(saver, { configurable: { thread_id: thread, checkpoint_ns: ns } }, { x: 1 }, { x: 1 }, { x: 1 });
-	for (const thread of ["old/é", "half"]) for (const ns of ["", "sub|1"]) await some(thread, ns);
+	const configs = new Map<string, RunnableConfig>();
+	for (const thread of ["old/é", "half", "written"]) for (const ns of ["", "sub|1"]) configs.set(thread + ns, await some(thread, ns));
 	await new Promise((done) => setTimeout(done, 2100));
 	expect(await saver.deleteIdle(86400)).toEqual([]);
 	await some("half", "sub|1");
+	await saver.putWrites(configs.get("writtensub|1") as RunnableConfig, [["a", 1]], "task");
 	await some("new", "");
 	expect(await saver.deleteIdle(2)).toEqual(["old/é"]);
 	const left = (await all(saver.list({ configurable: {} }))).map((t) => t.config.configurable?.thread_id);
-	expect(left.sort()).toEqual(["half", "half", "half", "new"]);
+	expect(left.sort()).toEqual(["half", "half", "half", "new", "written", "written"]);
 	await expect(saver.deleteIdle(0)).rejects.toThrow(RangeError);
 });
 

@@ -394,10 +394,11 @@ test("a thread that is used in the old store, or of which a part is used here, i
 	await graph(old).invoke(new Command({ resume: "just now" }), at("t/0 é")); // by a host that has not come over yet
 	const { prune } = client;
 	client.prune = async (o) => {
-		if (o?.group?.includes("2")) await saver.put(at("t/2 é", "sub"), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+		if (o?.group?.includes("t%2F2")) await saver.put(at("t/2 é", "sub"), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
 		return prune.call(client, o);
 	};
 	expect(await saver.deleteIdle(2)).toEqual(["t/1 é"]);
+	client.prune = prune;
 	const next = new MigratingSaver(client, old);
 	expect((await next.getTuple(at("t/0 é")))?.checkpoint.id).toBe((await old.getTuple(at("t/0 é")))?.checkpoint.id);
 	expect(await next.getTuple(at("t/1 é"))).toBeUndefined();
@@ -405,13 +406,49 @@ test("a thread that is used in the old store, or of which a part is used here, i
 	await next.deleteThread("t/2 é");
 	expect(await all(new MigratingSaver(client, old).list(at("t/2 é")))).toEqual([]);
 	// Of a thread that can't be brought nobody knows whether it is idle, also if its migration was cut off before it was noted.
-	const { session = "" } = (await client.records("migrated")).records.find((r) => r.session.includes("t%2F0")) ?? {};
-	await (await client.session(session)).changeRecords([{ key: "migrated", action: "delete" }]);
+	const [note] = (await client.records("migrated")).records.filter((r) => r.session.endsWith("t%2F0%20%C3%A9/"));
+	await (await client.session(note?.session ?? "")).changeRecords([{ key: "migrated", action: "delete" }]);
 	const last = await old.getTuple(at("t/0 é", ""));
 	if (last) await old.put(at("t/0 é", ""), last.checkpoint, { source: "update", step: 99, parents: {} });
 	await new Promise((done) => setTimeout(done, 2100));
 	expect(await new MigratingSaver(client, old).deleteIdle(1)).toEqual([]);
 	expect(await new TurnstoneSaver(client).getTuple(at("t/0 é"))).toBeDefined();
+});
+
+test("a thread that is used while idle ones are deleted is all there, and none is half brought", async () => {
+	const { saver: old } = sqlite();
+	const client = await open();
+	await fill(old, [0, 1]);
+	await langgraph(old, client);
+	const host = new MigratingSaver(client, old);
+	await host.getTuple(at("t/0 é"));
+	await new Promise((done) => setTimeout(done, 2100));
+	const { prune, session } = client;
+	client.prune = async (o) => {
+		if (o?.group?.includes("t%2F0")) {
+			await host.put(at("t/0 é", "new"), emptyCheckpoint(), { source: "input", step: -1, parents: {} }, {});
+			expect((await client.records("gone/t%2F0")).records).toEqual([]);
+		}
+		return prune.call(client, o);
+	};
+	expect(await new MigratingSaver(client, old).deleteIdle(2)).toEqual(["t/1 é"]);
+	client.prune = prune;
+	// What was pruned while somebody brought it is brought again.
+	let pruned = false;
+	client.session = async (id) => {
+		if (!pruned) await client.delete(id, "keep");
+		pruned = true;
+		return session.call(client, id);
+	};
+	await langgraph(old, client);
+	client.session = session;
+	expect(pruned).toBe(true);
+	for (const ns of ["", "sub"]) {
+		const want = await old.getTuple(at("t/0 é", ns));
+		expect((await new MigratingSaver(client, old).getTuple(at("t/0 é", ns)))?.checkpoint.id).toBe(want?.checkpoint.id);
+	}
+	expect(await new MigratingSaver(client, old).getTuple(at("t/0 é", "new"))).toBeDefined();
+	expect(await new MigratingSaver(client, old).getTuple(at("t/1 é"))).toBeUndefined();
 });
 
 test("a thread that a host makes anew during a migration stays, however many checkpoints it has", async () => {

@@ -20,7 +20,7 @@ import secrets
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -43,7 +43,7 @@ from ._filter import at
 from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
-from .types import Commit, Info, NewNode, Record, RecordChange, Ref
+from .types import Commit, NewNode, Record, RecordChange, Ref
 
 if TYPE_CHECKING:
     from ._async import AsyncClient
@@ -207,11 +207,8 @@ class _Steps:
 
     # Sessions
 
-    def _pages(self, group: str) -> Steps[list[tuple[str, str, str]]]:
+    def _sessions(self, group: str) -> Steps[list[tuple[str, str, str]]]:
         """Returns id, thread and namespace of the sessions of a group."""
-        return [(i.id, thread, ns) for i, thread, ns in (yield from self._infos(group))]
-
-    def _infos(self, group: str) -> Steps[list[tuple[Info, str, str]]]:
         out, after = [], ""
         while True:
             page = yield _calls.list_sessions(after, 1000, "", group, None, None)
@@ -219,14 +216,14 @@ class _Steps:
                 with suppress(ValueError, KeyError, TypeError):  # Somebody else has put it into the group.
                     place = json.loads(i.name)
                     if _session(place["thread"], place["ns"]) == i.id:
-                        out.append((i, place["thread"], place["ns"]))
+                        out.append((i.id, place["thread"], place["ns"]))
             after = page.next
             if not after:
                 return out
 
     def _namespaces(self, thread: str) -> Steps[list[tuple[str, str]]]:
         """Returns id and namespace of the sessions of a thread."""
-        found = yield from self._pages(_group(str(thread)))
+        found = yield from self._sessions(_group(str(thread)))
         return [(id, ns) for id, of, ns in found if of == str(thread)]
 
     def _made(self, thread: str, ns: str) -> dict[str, Any]:
@@ -320,7 +317,7 @@ class _Steps:
         only = get_checkpoint_id(config) if config else None
         upto = get_checkpoint_id(before) if before else None
         if config is None:
-            places = [(thread, ns) for _, thread, ns in (yield from self._pages(_GROUP))]
+            places = [(thread, ns) for _, thread, ns in (yield from self._sessions(_GROUP))]
         elif "checkpoint_ns" in config["configurable"]:
             places = [_place(config)]
         else:
@@ -614,19 +611,21 @@ class _Steps:
     def _delete_idle(self, idle: timedelta) -> Steps[list[str]]:
         if idle <= timedelta(0):
             raise ValueError(f"idle is {idle}: want more than nothing")
-        before = datetime.now(timezone.utc) - idle - timedelta(seconds=1)  # Fractions of a second are cut off below.
-        threads: dict[str, bool] = {}  # whether nobody has used a thread since
-        for i, thread, _ in (yield from self._infos(_GROUP)):
-            threads[thread] = threads.get(thread, True) and datetime.fromisoformat(i.updated[:19] + "+00:00") <= before
+        report = yield _calls.prune({}, _GROUP, 0, 0, idle.total_seconds(), 0, True)  # The store knows of uses that Info does not tell.
+        unused = set(report.counts.get("deleted", ()))
+        threads: dict[str, bool] = {}  # whether all of a thread is unused
+        for id, thread, _ in (yield from self._sessions(_GROUP)):
+            threads[thread] = threads.get(thread, True) and id in unused
         gone = []
-        for thread in [t for t, unused in threads.items() if unused]:
-            yield from self._delete_if_idle(thread, idle)
-            if not (yield from self._namespaces(thread)):
+        for thread, whole in threads.items():
+            if whole and (yield from self._delete_if_idle(thread, idle)):
                 gone.append(thread)
         return gone
 
-    def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
+    def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[bool]:
+        """Deletes the namespaces of a thread that nobody has used for so long, and returns whether all of it is gone."""
         yield _calls.prune({}, _group(thread), 0, 0, idle.total_seconds(), 0, False)
+        return not (yield from self._namespaces(thread))
 
     def _remove(self, id: str, cids: set[str]) -> Steps[None]:
         """Removes checkpoints of a namespace, with their writes."""
@@ -662,7 +661,7 @@ class _Steps:
                 yield _calls.tombstone(target, [n.id for n in found.values()])
 
     def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
-        for id, thread, ns in (yield from self._pages(_GROUP)):
+        for id, thread, ns in (yield from self._sessions(_GROUP)):
             gone = set()
             entries = yield from self._entries({"session": id})
             gone |= {e["id"] for e in entries if e.get("metadata", {}).get("run_id") in run_ids}

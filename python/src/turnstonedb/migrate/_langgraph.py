@@ -84,10 +84,6 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
                 brought, different = _thread(source, target, client, place, stands)
             except InvalidError as e:  # what the store refuses
                 brought, different = 0, f"thread {adapter.cut(repr(place[0]), 200)}: {e}"
-            except NotFoundError:
-                if not _is_gone(client, place[0]):
-                    raise
-                brought, different = 0, ""  # A host has deleted it meanwhile.
             report.add(brought=brought, different=different)
         if progress:
             progress(report)
@@ -126,12 +122,25 @@ def _noted(client: Client, place: Place) -> tuple[str, str]:
 
 def _thread(source: Any, target: Any, client: Client, place: Place, stands: str) -> tuple[int, str]:
     """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Returns how many it brought, and what differs."""
+    brought = 0
+    while True:
+        note, version = _noted(client, place)
+        if note in (stands, _BY_HOST) or _is_gone(client, place[0]):
+            return brought, ""
+        # Another process may bring the place meanwhile, or delete it: then it is brought again, unless a host has deleted the thread.
+        with suppress(ConflictError, NotFoundError, RecordConflictError):
+            n, different = _attempt(source, target, client, place, stands, version)
+            brought += n
+            if not different or _noted(client, place)[1] == version:
+                return brought, different
+
+
+def _attempt(source: Any, target: Any, client: Client, place: Place, stands: str, version: str) -> tuple[int, str]:
     from langgraph.checkpoint.base import WRITES_IDX_MAP
 
     from ..langgraph import _session
 
     config: Any = {"configurable": {"thread_id": place[0], "checkpoint_ns": place[1]}}
-    _, version = _noted(client, place)
     there = {t.checkpoint["id"]: t for t in target.list(config)}
     brought, kept = 0, dict[str, Any]()
     for t in sorted(source.list(config), key=lambda t: t.checkpoint["id"]):
@@ -148,23 +157,19 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             # Writes of special channels have indexes of their own, and the others are counted without them.
             for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
-    made, revision = None, 0
-    with suppress(NotFoundError):
-        made = client.session(_session(*place))
-        revision = made.info().revision
+    if not kept:
+        return 0, ""  # The source has deleted it.
+    made = client.session(_session(*place))
+    revision = made.info().revision
     found = {t.checkpoint["id"]: t for t in target.list(config)}
     if _is_gone(client, place[0]):  # A host has deleted the thread meanwhile, and may have made it again.
-        if made and found.keys() <= kept.keys():
-            with suppress(ConflictError):  # The host goes on with it.
-                made.delete(expected=revision)
+        if found.keys() <= kept.keys():
+            made.delete(expected=revision)
         return 0, ""
-    if _noted(client, place)[1] != version:
-        return brought, ""  # A host, or another migration, has brought it meanwhile.
     for id, t in kept.items():
         if id not in found or _whole(source, found[id]) != _whole(source, t):
             return brought, f"thread {place[0]!r}, namespace {place[1]!r}: checkpoint {id} is another one"
-    with suppress(RecordConflictError):
-        client.session(_session(*place)).change_records(RecordChange.set(NOTE, stands.encode(), version))
+    made.change_records(RecordChange.set(NOTE, stands.encode(), version))
     return brought, ""
 
 
@@ -241,9 +246,9 @@ def migrating() -> Any:
             self._bring(_thread_of(config))
             yield from super()._put_writes(config, writes, task_id, task_path)
 
-        def _forget(self, thread: str) -> str:
+        def _forget(self, thread: str) -> None:
             session, _ = self._client.create(_GONE, retention="all")
-            return session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))[0]
+            session.change_records(RecordChange.set(_gone_key(str(thread)), b"deleted"))
 
         def _delete_thread(self, thread: str) -> Steps[None]:
             self._forget(thread)
@@ -270,18 +275,11 @@ def migrating() -> Any:
                 return False
             return True
 
-        def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[None]:
-            if thread in self._spared:
-                return
-            gone = self._forget(thread)
-            left = True
-            try:
-                yield from super()._delete_if_idle(thread, idle)
-                left = bool((yield from self._namespaces(thread)))
-            finally:
-                if left:
-                    with suppress(RecordConflictError):  # Another one has deleted it.
-                        self._client.session(_GONE).change_records(RecordChange.delete(_gone_key(thread), gone))
+        def _delete_if_idle(self, thread: str, idle: timedelta) -> Steps[bool]:
+            gone = thread not in self._spared and (yield from super()._delete_if_idle(thread, idle))
+            if gone:  # Not before: who is bringing it now would delete it, though another one uses it.
+                self._forget(thread)
+            return gone
 
         def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
             self._bring(*self._all())
