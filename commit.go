@@ -166,10 +166,20 @@ func (s *Store) check(ctx context.Context, session string, c *Commit, recordsOnl
 	}
 	if v := s.opts.Validator; v != nil && !recordsOnly {
 		if err := v(ctx, session, c.clone()); err != nil {
-			return fmt.Errorf("%w: %w", ErrRejected, err)
+			return rejected(err)
 		}
 	}
 	return nil
+}
+
+// rejected returns the error of a commit that a validator refuses. It matches no other error of the store, whatever the
+// validator has called: who meets a conflict tries again, and a refusal stays one.
+func rejected(err error) error {
+	switch KindOf(err).Err {
+	case nil, context.Canceled, context.DeadlineExceeded:
+		return fmt.Errorf("%w: %w", ErrRejected, err)
+	}
+	return fmt.Errorf("%w: %v", ErrRejected, err)
 }
 
 // committed tells those who watch the session of a commit, and seals in the background what is due.

@@ -56,7 +56,7 @@ var (
 	ErrLimit = history.ErrLimit
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
 	ErrInvalid = history.ErrInvalid
-	// ErrRejected: the host's validator refused the commit; its error is wrapped.
+	// ErrRejected: the host's validator refused the commit. Its error is wrapped, unless it matches another of these.
 	ErrRejected = history.ErrRejected
 	// ErrHasChildren: Delete with RefuseChildren found children.
 	ErrHasChildren = commit.ErrHasChildren

@@ -269,7 +269,7 @@ func Update(ctx context.Context, s Persistence, scope Scope, build func(*State) 
 		}
 		c.Expected = st.Revision
 		r, err := s.Commit(ctx, c)
-		if !errors.Is(err, ErrConflict) || errors.Is(err, ErrRejected) || errors.Is(err, ErrOutcomeUnknown) {
+		if !errors.Is(err, ErrConflict) || errors.Is(err, ErrOutcomeUnknown) {
 			return r, err
 		}
 		var conflict *ConflictError // of a node that is not on the path that was loaded, it would be one again

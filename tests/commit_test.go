@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -257,7 +258,7 @@ func TestC13_UpdateReturnsAllOtherErrors(t *testing.T) {
 		calls++
 		return turnstone.Commit{}, nil
 	})
-	if !errors.Is(err, turnstone.ErrRejected) || calls != 1 {
+	if !errors.Is(err, turnstone.ErrRejected) || errors.Is(err, turnstone.ErrConflict) || calls != 1 || !strings.Contains(fmt.Sprint(err), "of another session") {
 		t.Errorf("a validator that refuses because of a conflict elsewhere: %v, %d calls", err, calls)
 	}
 
