@@ -80,7 +80,7 @@ var may = map[string][]string{
 	"internal/faulty/serve":               {"internal/faulty"},
 	"client":                              {"engine", "internal/socket", "blob", "graph", "head", "internal/cache", "gc", "", "push", "internal/wire"},
 	"internal/storetest":                  {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/sealed", "internal/testkit", "internal/pgtest", "", "server", "client"},
-	"adapters/adapter":                    {"blob", "gc", "head", "", "internal/wire"},
+	"adapters/adapter":                    {"blob", "gc", "head", "", "client"},
 	"adapters/adapter/adaptertest":        {"", "adapters/adapter", "engine/memory"},
 	"adapters/turnstoneotel":              {""},
 	"adapters/adk":                        {"blob", "graph", "head", "", "adapters/adapter"},

@@ -210,7 +210,7 @@ func (s *States) state(ctx context.Context, at place) (*state, error) {
 		}
 		return nil, err
 	}
-	if whose(at.tenant, h) {
+	if remembers(at.tenant, s.store) {
 		s.known.set(at, st)
 	}
 	return st, nil

@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"reflect"
 	"slices"
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
 // Tenants returns a Factory of many stores, for adapters that serve several tenants. Each call goes to the store of the
@@ -37,14 +38,11 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 // owned is a handle of one of several tenants.
 type owned struct{ turnstone.Persistence }
 
-// whose reports whether a handle may be remembered for a tenant. Without a tenant, only a handle of a store or of a client
-// may: what a host has put around them may serve several tenants, and does not say whose a handle is.
-func whose(tenant string, h turnstone.Persistence) bool {
-	switch h.(type) {
-	case *turnstone.Session, interface{ Named() (wire.Target, bool) }: // The latter is that of package client.
-		return true
-	}
-	return tenant != ""
+// remembers reports whether handles of a store may be remembered for a tenant. Without a tenant, only those of a store or of
+// a client itself may: what a host has put around them may serve several tenants, and does not say whose a handle is.
+func remembers(tenant string, store turnstone.Factory) bool {
+	_, isClient := store.(*client.Client)
+	return tenant != "" || isClient || reflect.TypeOf(store) == reflect.TypeOf((*turnstone.Store)(nil).Factory())
 }
 
 var errNobody = errors.New("adapter: the call is for nobody: the function of Tenants has returned no name or no store")
@@ -194,8 +192,7 @@ func (m *remembered[T]) forget(at ...place) {
 }
 
 // Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. Of a
-// store that a host has put something around, it remembers none if the handles are the host's, too. It is safe for
-// concurrent use.
+// store that a host has put something around, it remembers none. It is safe for concurrent use.
 type Handles struct {
 	store turnstone.Factory
 	known remembered[turnstone.Persistence]
@@ -222,7 +219,7 @@ func (h *Handles) With(ctx context.Context, id string, f func(turnstone.Persiste
 	if err != nil {
 		return err
 	}
-	if whose(name, p) {
+	if remembers(name, h.store) {
 		h.known.set(at, p)
 	}
 	return f(p)

@@ -3,6 +3,7 @@ package adaptertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -40,14 +41,45 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 	}
 }
 
-// Apart fails the test unless one adapter, which open makes on a store of adapter.Tenants, keeps two tenants apart, also if
-// something is around that store, or around its handles as well. use stores a text, under names that are the same in all
-// calls, and returns the texts that it finds under them then. A call that is for nobody has to fail.
+// Apart fails the test unless one adapter, which open makes on a store of several tenants, keeps two of them apart: on one of
+// adapter.Tenants, also if something is around it, or around its handles as well, and on a host's own. use stores a text,
+// under names that are the same in all calls, and returns the texts that it finds under them then. A call that is for nobody
+// has to fail.
 func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
-	apart(t, open, use)
-	apart(t, func(store turnstone.Factory) S { return open(around{store}) }, use)
-	apart(t, func(store turnstone.Factory) S { return open(watching{store}) }, use)
+	for _, of := range []func(find) turnstone.Factory{
+		func(f find) turnstone.Factory { return adapter.Tenants(f) },
+		func(f find) turnstone.Factory { return around{adapter.Tenants(f)} },
+		func(f find) turnstone.Factory { return watching{adapter.Tenants(f)} },
+		func(f find) turnstone.Factory { return picking{adapter.Tenants(f), f} },
+	} {
+		apart(t, of, open, use)
+	}
+}
+
+// A find names the tenant of a call, and its store.
+type find = func(context.Context) (string, turnstone.Factory, error)
+
+// picking is a store of several tenants that a host has made, whose handles are those of the stores.
+type picking struct {
+	turnstone.Factory
+	of find
+}
+
+func (p picking) Create(ctx context.Context, r turnstone.Request) (turnstone.Persistence, bool, error) {
+	_, s, err := p.of(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	return s.Create(ctx, r)
+}
+
+func (p picking) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	_, s, err := p.of(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.Session(ctx, id)
 }
 
 // around is what a host may have around a store.
@@ -78,7 +110,7 @@ func (w watching) CommitAll(ctx context.Context, commits ...turnstone.SessionCom
 	return w.Factory.CommitAll(ctx, commits...)
 }
 
-func apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
+func apart[S any](t testing.TB, of func(find) turnstone.Factory, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
 	type key struct{}
 	stores := map[string]turnstone.Factory{}
@@ -90,8 +122,11 @@ func apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx con
 		t.Cleanup(func() { s.Close() })
 		stores[name] = s.Factory()
 	}
-	a := open(adapter.Tenants(func(ctx context.Context) (string, turnstone.Factory, error) {
+	a := open(of(func(ctx context.Context) (string, turnstone.Factory, error) {
 		name, _ := ctx.Value(key{}).(string)
+		if name == "" {
+			return "", nil, errors.New("the call is for nobody")
+		}
 		return name, stores[name], nil
 	}))
 	for i := range 6 {
