@@ -133,6 +133,17 @@ func window(ctx context.Context, events []event.Event, r session.EventWindowRequ
 	return memory.GetEventWindow(ctx, r)
 }
 
+// eventID returns the id of the event that a node has, or "".
+func eventID(n *turnstone.Node) string {
+	var e struct {
+		ID string `json:"id"`
+	}
+	if n.Kind == trackKind || json.Unmarshal(n.Payload, &e) != nil {
+		return ""
+	}
+	return e.ID
+}
+
 // Rewind makes an event the last one of a session, or leaves it without events if last is "". State, summaries and tracks
 // of the session are what they were then; the state of the user and the app stays. Rewind returns the session as it is
 // then. What was appended since stays in the store, on a branch of its own. If the session has no event of that id, the
@@ -141,12 +152,7 @@ func (s *Sessions) Rewind(ctx context.Context, key session.Key, last string) (*s
 	if err := key.CheckSessionKey(); err != nil {
 		return nil, err
 	}
-	is := func(n *turnstone.Node) bool {
-		var e struct {
-			ID string `json:"id"`
-		}
-		return n.Kind != trackKind && json.Unmarshal(n.Payload, &e) == nil && e.ID == last
-	}
+	is := func(n *turnstone.Node) bool { return eventID(n) == last }
 	if last == "" {
 		is = nil
 	}

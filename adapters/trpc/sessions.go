@@ -222,7 +222,7 @@ func (s *Sessions) read(ctx context.Context, key session.Key, o *session.Options
 			return nil, fmt.Errorf("trpc: session %q: the summary of %q: %w", key.SessionID, filterKey, err)
 		}
 		out.Summaries[filterKey] = &sum
-		if sum.UpdatedAt.Before(out.CreatedAt) {
+		if !info.ForkNode.IsZero() && sum.UpdatedAt.Before(out.CreatedAt) {
 			out.CreatedAt = sum.UpdatedAt // A fork has the summaries of its parent, and a summary that is older than its session is not used.
 		}
 	}

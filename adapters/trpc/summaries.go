@@ -3,6 +3,9 @@ package trpc
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"time"
@@ -100,7 +103,7 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 	if len(parts) == 0 {
 		return nil
 	}
-	if err := s.commit(ctx, key, turnstone.Commit{Checkpoint: parts}); err != nil {
+	if err := s.storeSummaries(ctx, key, changed, parts); err != nil {
 		// The caller's session has none that is not stored: the next call makes it again.
 		of.SummariesMu.Lock()
 		defer of.SummariesMu.Unlock()
@@ -112,6 +115,39 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 		return err
 	}
 	return nil
+}
+
+// storeSummaries stores summaries, unless the session has gone back behind what one of them is about, or another one has its id now.
+func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map[string]*session.Summary, parts map[string][]byte) error {
+	about := map[string]bool{} // the last events that they are about, by id
+	for _, sum := range sums {
+		if sum.Boundary != nil && sum.Boundary.LastEventID != "" {
+			about[sum.Boundary.LastEventID] = true
+		}
+	}
+	for {
+		err := s.with(ctx, key, func(h turnstone.Persistence) error {
+			i, err := h.Info(ctx)
+			if err != nil {
+				return err
+			}
+			left := maps.Clone(about)
+			if _, err := adapter.Newest(ctx, h, cmp.Or(i.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
+				delete(left, eventID(n))
+				return len(left) == 0
+			}); err != nil {
+				return err
+			}
+			if len(left) > 0 {
+				return fmt.Errorf("trpc: session %q: the summary is about events that it has no more: %w", key.SessionID, turnstone.ErrNodeNotFound)
+			}
+			_, err = h.Commit(ctx, turnstone.Commit{Expected: i.Revision, Turn: rand.Text(), Checkpoint: parts})
+			return err
+		})
+		if !errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			return err
+		}
+	}
 }
 
 // summaries returns a copy of the summaries of a session.

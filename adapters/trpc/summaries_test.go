@@ -214,3 +214,54 @@ func TestTR4_ASummaryThatIsEnqueuedIsStoredWhenTheServiceIsClosed(t *testing.T) 
 		t.Error(err)
 	}
 }
+
+// A summary takes its time. If the session goes back meanwhile, or is deleted and made anew, the summary is of nothing that
+// is there.
+func TestTR4_ASummaryIsStoredOnlyWhereItsEventsAre(t *testing.T) {
+	for name, meanwhile := range map[string]func(s *trpc.Sessions) error{
+		"rewound": func(s *trpc.Sessions) error {
+			_, err := s.Rewind(ctx, chat, "e0")
+			return err
+		},
+		"made anew": func(s *trpc.Sessions) error {
+			if err := s.DeleteSession(ctx, chat); err != nil {
+				return err
+			}
+			of, err := s.CreateSession(ctx, chat, nil)
+			if err == nil {
+				err = s.AppendEvent(ctx, of, say(0, model.RoleUser, "anew", nil))
+			}
+			return err
+		},
+	} {
+		var s *trpc.Sessions
+		var failed error
+		s = trpc.NewSessions(storetest.Memory(t), trpc.Options{Summarizer: &scripted{before: func() { failed = meanwhile(s) }}})
+		of := must(s.CreateSession(ctx, chat, nil))
+		for i := range 4 {
+			if err := s.AppendEvent(ctx, of, say(i, model.RoleUser, "text", nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.CreateSessionSummary(ctx, of, "", true); !errors.Is(err, turnstone.ErrNodeNotFound) || failed != nil {
+			t.Errorf("%s: %v, %v", name, err, failed)
+		}
+		if got := must(s.GetSession(ctx, chat)); len(got.Events) != 1 || len(got.Summaries) > 0 || len(of.Summaries) > 0 {
+			t.Errorf("%s: %d events, %+v", name, len(got.Events), got.Summaries)
+		}
+	}
+	// What is added meanwhile is no reason.
+	var s *trpc.Sessions
+	s = trpc.NewSessions(storetest.Memory(t), trpc.Options{Summarizer: &scripted{before: func() {
+		if err := s.AppendEvent(ctx, must(s.GetSession(ctx, chat)), say(5, model.RoleUser, "more", nil)); err != nil {
+			t.Error(err)
+		}
+	}}})
+	of := must(s.CreateSession(ctx, chat, nil))
+	if err := errors.Join(s.AppendEvent(ctx, of, say(1, model.RoleUser, "text", nil)), s.CreateSessionSummary(ctx, of, "", true)); err != nil {
+		t.Error(err)
+	}
+	if got := must(s.GetSession(ctx, chat)); len(got.Events) != 2 || len(got.Summaries) != 1 {
+		t.Errorf("%d events, %+v", len(got.Events), got.Summaries)
+	}
+}
