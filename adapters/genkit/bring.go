@@ -20,9 +20,9 @@ import (
 
 // Bring brings the snapshots that a localstore.FileSessionStore has under a prefix, which is "global" if the store has no
 // such option. They keep their ids and times. A snapshot whose status or state has changed since it was brought is brought
-// again. One that somebody has saved here stays as it is here; if the one of the files is later, Different names it. Of
-// each chain, Bring takes the last Options.MaxChain snapshots. It only reads the files. Different also names those that
-// Bring can't read, and those that the store can't keep.
+// again. One that somebody has saved here stays as it is here; if the one of the files is later, Different names it. Bring
+// takes what Options.MaxChain leaves when the snapshots are saved in the order of their times. It only reads the files.
+// Different also names those that Bring can't read, and those that the store can't keep.
 func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.BringOptions) (*adapter.Brought, error) {
 	folder := filepath.Join(dir, filepath.FromSlash(prefix))
 	if _, err := os.Stat(folder); err != nil { // The store of files would make it.
@@ -36,8 +36,7 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	if err != nil {
 		return nil, fmt.Errorf("genkit: %w", err)
 	}
-	type found struct{ *exp.SessionSnapshot[State] }
-	var all []found
+	var all []*exp.SessionSnapshot[State]
 	out := &adapter.Brought{}
 	for _, n := range names {
 		id, is := strings.CutSuffix(n.Name(), ".json")
@@ -48,34 +47,26 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 		if err != nil { // a damaged file
 			out.Found++
 			out.Different = append(out.Different, fmt.Sprintf("%s: %v", id, err))
-		} else if of != nil {
-			all = append(all, found{of})
+		} else if of == nil {
+			continue
+		} else if of.SnapshotID != id || of.SessionID == "" {
+			out.Found++
+			out.Different = append(out.Different, fmt.Sprintf("%s: it is of snapshot %q in session %q", id, of.SnapshotID, of.SessionID))
+		} else {
+			all = append(all, of)
 		}
-	}
-	if s.o.MaxChain > 0 {
-		shown := map[string]*exp.SessionSnapshot[State]{}
-		ends := map[string]bool{}
-		for _, of := range all {
-			shown[of.SnapshotID], ends[of.SnapshotID] = of.SessionSnapshot, true
-		}
-		for _, of := range all {
-			delete(ends, of.ParentID)
-		}
-		kept := map[string]bool{}
-		for id := range ends {
-			for n := 0; n < s.o.MaxChain && shown[id] != nil; n++ {
-				kept[id], id = true, shown[id].ParentID
-			}
-		}
-		all = slices.DeleteFunc(all, func(of found) bool { return !kept[of.SnapshotID] })
 	}
 	// A snapshot stores what its parent has not.
-	slices.SortFunc(all, func(a, b found) int {
+	slices.SortFunc(all, func(a, b *exp.SessionSnapshot[State]) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))
 	})
+	if s.o.MaxChain > 0 {
+		kept := s.chains(all)
+		all = slices.DeleteFunc(all, func(of *exp.SessionSnapshot[State]) bool { return kept[of.SnapshotID] == nil })
+	}
 	out.Found += len(all)
 	for _, of := range all {
-		err := s.bring(ctx, of.SessionSnapshot, o, out)
+		err := s.bring(ctx, of, o, out)
 		switch {
 		case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
 			out.Different = append(out.Different, fmt.Sprintf("%s: %v", of.SnapshotID, err))
@@ -86,8 +77,31 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	return out, nil
 }
 
+// chains returns those of snapshots, the oldest first, that are left when they are saved one after the other.
+func (s *Store[State]) chains(all []*exp.SessionSnapshot[State]) map[string]*exp.SessionSnapshot[State] {
+	left := map[string]*exp.SessionSnapshot[State]{}
+	for _, of := range all {
+		left[of.SnapshotID] = of
+		met := map[string]bool{of.SnapshotID: true}
+		for n, id := 1, of.ParentID; left[id] != nil && left[id].SessionID == of.SessionID && !met[id]; n++ {
+			parent := left[id].ParentID
+			if n >= s.o.MaxChain {
+				delete(left, id)
+			}
+			met[id], id = true, parent
+		}
+	}
+	return left
+}
+
 func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], o adapter.BringOptions, out *adapter.Brought) error {
 	want, err := adapter.JSON(of)
+	if err != nil {
+		return err
+	}
+	stateless := *of
+	stateless.State = nil
+	pruned, err := adapter.JSON(&stateless) // as it is here when a prune has taken its state
 	if err != nil {
 		return err
 	}
@@ -99,7 +113,7 @@ func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State]
 			if err != nil {
 				return nil, err
 			}
-			unchanged = bytes.Equal(has, want) || !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody goes on with it here.
+			unchanged = bytes.Equal(has, want) || bytes.Equal(has, pruned) || !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody goes on with it here.
 			different = !unchanged && !brought
 		}
 		if unchanged || different || o.DryRun {

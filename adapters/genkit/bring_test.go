@@ -17,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/genkit"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
@@ -129,15 +130,58 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	if err := os.WriteFile(dir+"/org/ann/bad.json", []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	put(files, "fork", "two", "s17", 12, exp.SnapshotStatusCompleted, begin.Add(6*time.Minute))
+	put(files, "tip", "two", "s19", 12, exp.SnapshotStatusCompleted, begin.Add(7*time.Minute)) // which leaves no s17
 	few := genkit.NewStore[custom](storetest.Memory(t), genkit.Options{MaxChain: 2})
-	for range 2 {
-		if b, err := few.Bring(ctx, dir, "org/ann", adapter.BringOptions{}); err != nil || b.Found != 5 || len(b.Different) != 1 {
+	for name, text := range map[string]string{"another": `{"snapshotId":"s18","sessionId":"one"}`, "homeless": `{"snapshotId":"homeless"}`} {
+		if err := os.WriteFile(dir+"/org/ann/"+name+".json", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, brought := range []int{5, 0} {
+		b, err := few.Bring(ctx, dir, "org/ann", adapter.BringOptions{})
+		if err != nil || b.Found != 8 || len(b.Different) != 3 || b.Brought != brought || b.Unchanged != 5-brought {
 			t.Errorf("%+v, %v", b, err)
 		}
-		for id, want := range map[string]bool{"pending": true, "s18": true, "s16": false, "s19": true, "s17": true, "s15": false} {
+		for id, want := range map[string]bool{"pending": true, "s18": true, "s16": false, "tip": true, "fork": true, "s19": true, "s17": false, "s15": false} {
 			if got, err := few.GetSnapshot(ctx, id); err != nil || (got != nil) != want {
 				t.Errorf("%s: %v, %v", id, got, err)
 			}
+		}
+	}
+}
+
+// What a host has saved here outlives every prune, also if Bring is made again after one.
+func TestGK8_BringTakesNothingFromAHostAfterAPrune(t *testing.T) {
+	dir := t.TempDir()
+	files, err := localstore.NewFileSessionStore[custom](dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := storetest.URL(t, "mem:")
+	s := on(t, st.Factory())
+	put := func(to exp.SessionStore[custom], id, parent string, at int) {
+		t.Helper()
+		_, err := to.SaveSnapshot(ctx, id, func(*snapshot) (*snapshot, error) {
+			when := begin.Add(time.Duration(at) * time.Second)
+			return &snapshot{SessionID: "s", ParentID: parent, CreatedAt: when, UpdatedAt: when, State: &state{SessionID: "s", Messages: []*ai.Message{ai.NewUserTextMessage(id)}}}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(files, "1", "", 1)
+	put(files, "2", "1", 2)
+	for _, want := range []int{0, 2} { // unchanged
+		if b, err := s.Bring(ctx, dir, "global", adapter.BringOptions{}); err != nil || b.Unchanged != want || len(b.Different) > 0 {
+			t.Errorf("%+v, %v", b, err)
+		}
+		put(s, "3", "2", 3)
+		if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.GetLatestSnapshot(ctx, "s"); err != nil || got.SnapshotID != "3" || len(got.State.Messages) != 1 {
+			t.Errorf("%+v, %v", got, err)
 		}
 	}
 }

@@ -36,7 +36,7 @@ const (
 	// createdPrefix begins the keys of the records that list the snapshots of a session. The snapshot that was created
 	// last comes first.
 	createdPrefix = ".genkit-created/"
-	// kept is the name that keeps the revision of the last saved state. No prune removes that revision.
+	// kept is the name that keeps the revision of the state of the snapshot that was created last. No prune removes it.
 	kept = "latest"
 	// Labels of a commit: the snapshot that it changed, and the snapshot's status.
 	snapshotLabel, statusLabel = "snapshot", "status"
@@ -180,6 +180,9 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 		return nil, unless(adapter.Gone, err)
 	}
 	r, err := h.Record(ctx, root+"/"+string(listed.Records[0].Value))
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		return s.GetLatestSnapshot(ctx, session) // A newer one was saved, and the chain had too many.
+	}
 	if err != nil {
 		return nil, unless(adapter.Gone, err)
 	}
@@ -188,6 +191,24 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 		return nil, err
 	}
 	return of.snapshot(ctx)
+}
+
+// isLatest reports whether a snapshot is, or will be, the one of its session that was created last.
+func (s *Store[State]) isLatest(ctx context.Context, root string, of *exp.SessionSnapshot[State]) (bool, error) {
+	h, err := s.store.Session(ctx, root+"/"+of.SessionID)
+	if err != nil {
+		return true, unless(adapter.Gone, err)
+	}
+	listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 2})
+	if err != nil {
+		return true, unless(adapter.Gone, err)
+	}
+	for _, r := range listed.Records {
+		if string(r.Value) != of.SnapshotID {
+			return createdKey(of) < r.Key, nil
+		}
+	}
+	return true, nil
 }
 
 // createdKey returns the key of the record that lists a snapshot.
@@ -230,7 +251,7 @@ func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn fun
 		switch {
 		case err == nil:
 			return next, nil
-		case errors.Is(err, turnstone.ErrOutcomeUnknown), errors.Is(err, turnstone.ErrRejected),
+		case errors.Is(err, turnstone.ErrOutcomeUnknown),
 			!errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrSessionDeleted):
 			return nil, err
 		}
@@ -313,7 +334,14 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		if err := s.build(ctx, old.root, next, &c); err != nil {
 			return err
 		}
-		r.Revision, c.Keep = c.Expected+1, kept
+		r.Revision = c.Expected + 1
+		latest, err := s.isLatest(ctx, old.root, next)
+		if err != nil {
+			return err
+		}
+		if latest { // No prune takes its state.
+			c.Keep = kept
+		}
 	}
 	if c.Records, err = r.records(old); err != nil {
 		return err
@@ -472,8 +500,9 @@ func common(messages []turnstone.NewNode, nodes []turnstone.Node) (n int) {
 
 // OnSnapshotStatusChange sends the status of a snapshot, and each one that it has later, whichever process saves it:
 // at once if the snapshot is saved through the same store or server, and otherwise within
-// turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, and if
-// there is no such snapshot, or not any more. While the store fails nothing is sent.
+// turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, if there is no
+// such snapshot, and when its session is deleted, but not when Options.MaxChain deletes it. While the store fails nothing
+// is sent.
 func (s *Store[State]) OnSnapshotStatusChange(ctx context.Context, id string) <-chan exp.SnapshotStatus {
 	out := make(chan exp.SnapshotStatus, 1)
 	go func() {

@@ -558,3 +558,58 @@ func TestGK5_WhatIsTooLargeIsRefusedByName(t *testing.T) {
 		t.Error("the longest ids are refused")
 	}
 }
+
+// A run in the background is older than what came while it worked: its state, which comes last, takes nothing from that.
+func TestGK5_TheLatestSnapshotKeepsItsStateWhateverIsSavedLast(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	s := on(t, st.Factory())
+	s.save("first", "s", 1, "", 1, "a")
+	s.parent = "first"
+	s.save("background", "s", 2, exp.SnapshotStatusPending, 2, "a")
+	s.save("foreground", "s", 3, "", 3, "a", "b")
+	s.change("background", func(of *snapshot) {
+		of.Status = exp.SnapshotStatusCompleted
+		of.State.Messages = append(of.State.Messages, ai.NewUserTextMessage("late"))
+	})
+	s.save("by an earlier clock", "s", 0, "", 4, "a", "c")
+	if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GetLatestSnapshot(ctx, "s"); err != nil || got.SnapshotID != "foreground" || len(got.State.Messages) != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// between is a store that calls a function before a record is read.
+type between struct {
+	turnstone.Factory
+	call func()
+}
+
+type betweenHandle struct {
+	turnstone.Persistence
+	of *between
+}
+
+func (b *between) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	h, err := b.Factory.Session(ctx, id)
+	return betweenHandle{h, b}, err
+}
+
+func (h betweenHandle) Record(ctx context.Context, key string) (turnstone.Record, error) {
+	if call := h.of.call; call != nil {
+		h.of.call = nil
+		call()
+	}
+	return h.Persistence.Record(ctx, key)
+}
+
+func TestGK7_TheLatestSnapshotIsReadWhileAChainGetsAnother(t *testing.T) {
+	store := storetest.Memory(t)
+	writer := snapshots{T: t, Store: genkit.NewStore[custom](store, genkit.Options{MaxChain: 1}), parent: "1"}
+	writer.save("1", "s", 1, "", 1, "a")
+	reader := genkit.NewStore[custom](&between{store, func() { writer.save("2", "s", 2, "", 2, "a", "b") }}, genkit.Options{})
+	if got, err := reader.GetLatestSnapshot(ctx, "s"); err != nil || got == nil || got.SnapshotID != "2" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
