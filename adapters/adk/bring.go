@@ -2,6 +2,7 @@ package adk
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -10,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +23,8 @@ import (
 )
 
 const (
-	// broughtKey is the key of a record of a session that says up to where it was brought.
+	// broughtKey is the key of a record of a session that says up to where it was brought: the time of the source, and the
+	// number of events.
 	broughtKey = "migrated"
 	// byHost begins the value of that record if a host had made the session before.
 	byHost = "host "
@@ -31,7 +34,8 @@ const (
 
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
-// and so is a value of state that somebody has set here.
+// and so is a value of state that somebody has set here. The state of a user without sessions is not brought, nor that of an
+// app without: the other service does not show them. A session that was deleted here is brought again.
 func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
@@ -86,12 +90,18 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			return d, err
 		}
 		noted, hosts := strings.CutPrefix(noted, byHost)
+		noted, number, _ := strings.Cut(noted, " ")
 		if noted == stands {
 			out.Unchanged++
 			return d, nil
 		}
 		whole, err := from.Get(ctx, &session.GetRequest{AppName: app, UserID: user, SessionID: name})
 		if err != nil {
+			left, listing := from.List(ctx, &session.ListRequest{AppName: app, UserID: user})
+			if listing == nil && !slices.ContainsFunc(left.Sessions, func(of session.Session) bool { return of.ID() == name }) {
+				out.Unchanged++
+				return d, nil // Somebody has deleted it since it was listed.
+			}
 			return d, fmt.Errorf("the other service: %w", err)
 		}
 		var want []brought
@@ -104,7 +114,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
 		}
 		both := min(len(want), len(st.Nodes))
-		if !begins(st.Nodes, want[:both]) {
+		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || !begins(st.Nodes, want[:both]) { // A host has gone back, or on.
 			out.Different = append(out.Different, id)
 			return d, nil
 		}
@@ -145,9 +155,9 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			out.Different = append(out.Different, id)
 			return d, nil
 		}
-		note := stands
+		note := fmt.Sprint(stands, " ", len(want))
 		if hosts {
-			note = byHost + stands
+			note = byHost + note
 		}
 		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(note)})
 		return d, err
@@ -193,6 +203,40 @@ func (s *Sessions) add(ctx context.Context, r turnstone.Request, h turnstone.Per
 		}
 	}
 	return h, nil
+}
+
+// knowsState returns an error if the state of a session is not known as it was at an event, which is reports, or before all
+// events if is is nil: of what was brought, the other service tells only the last state.
+func knowsState(ctx context.Context, h turnstone.Persistence, is func(*turnstone.Node) bool) error {
+	r, err := h.Record(ctx, broughtKey)
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	i, err := h.Info(ctx)
+	if err != nil {
+		return err
+	}
+	var index uint64 // of the event
+	if is != nil {
+		found := false
+		since, err := adapter.Newest(ctx, h, cmp.Or(i.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
+			found = is(n)
+			return found
+		})
+		if err != nil || !found {
+			return err // Who rewinds says that there is none.
+		}
+		index = i.Messages - uint64(len(since))
+	}
+	_, number, done := strings.Cut(strings.TrimPrefix(string(r.Value), byHost), " ")
+	had, _ := strconv.ParseUint(number, 10, 64)
+	if !done || is == nil && had > 0 || index+1 < had {
+		return &turnstone.InvalidError{Where: "rewind", Reason: "the event was brought from another service, which does not tell what the state was then"}
+	}
+	return nil
 }
 
 // brought is an event as it is stored, with the tokens that it adds.

@@ -169,6 +169,43 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	if err != nil || since.Session.Events().Len() != 2 {
 		t.Errorf("%d events of another clock, %v", since.Session.Events().Len(), err)
 	}
+	// What the state was at an event is known since the last one that was brought.
+	speak(target, "trips", "user 1", "new", 1)
+	back, err := target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 1", SessionID: "new"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := slices.Collect(back.Session.Events().All())
+	for _, id := range []string{"", events[0].ID} {
+		if _, err := target.Rewind(ctx, back.Session, id); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("a rewind to %q of what was brought: %v", id, err)
+		}
+	}
+	if _, err := target.Rewind(ctx, back.Session, "none"); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Error(err)
+	}
+	rewound, err := target.Rewind(ctx, back.Session, events[1].ID)
+	if err != nil || rewound.Events().Len() != 2 {
+		t.Fatal(rewound, err)
+	}
+	if own, err := rewound.State().Get("own"); own != "1" || err != nil {
+		t.Errorf("the state is of event %v, %v", own, err)
+	}
+	// What somebody has taken back here does not come again.
+	h, err = st.Session(ctx, "adk/trips/user 1/new")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := adapter.Rewind(ctx, h, nil); err != nil {
+		t.Fatal(err)
+	}
+	speak(source, "trips", "user 1", "new", 1)
+	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || b.Brought != 0 || !slices.Contains(b.Different, "adk/trips/user 1/new") {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if err := source.Delete(ctx, &session.DeleteRequest{AppName: "trips", UserID: "user 1", SessionID: "new"}); err != nil {
+		t.Fatal(err)
+	}
 	// A host goes on here.
 	speak(target, "trips", "user 0", "s/0", 1)
 	of, err := target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 0", SessionID: "s/0"})
@@ -180,7 +217,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	if err := target.AppendEvent(ctx, of.Session, e); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{`state "a" of trips`, `state "u" of trips/user 0`}
+	want := []string{`state "a" of trips`, `state "u" of trips/user 0`, `state "u" of trips/user 1`}
 	if b, err := target.Bring(ctx, source, adapter.BringOptions{}, apps...); err != nil || !slices.Equal(b.Different, want) {
 		t.Errorf("%+v, %v", b, err)
 	}
@@ -190,6 +227,42 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	}
 	if of, err = target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 0", SessionID: "s/0"}); err != nil || of.Session.Events().Len() != 4 {
 		t.Errorf("%d events, %v", of.Session.Events().Len(), err)
+	}
+}
+
+// deleting is a service of which somebody deletes each first session before it is read.
+type deleting struct {
+	session.Service
+	gone map[string]bool
+}
+
+func (d deleting) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
+	if !d.gone[r.AppName] {
+		d.gone[r.AppName] = true
+		if err := d.Delete(ctx, &session.DeleteRequest{AppName: r.AppName, UserID: r.UserID, SessionID: r.SessionID}); err != nil {
+			return nil, err
+		}
+	}
+	return d.Service.Get(ctx, r)
+}
+
+func TestAD23_ASessionThatIsDeletedThereMeanwhileIsNoReasonToStop(t *testing.T) {
+	source := session.InMemoryService()
+	for i := range 3 {
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: fmt.Sprint(i), State: map[string]any{"user:name": "Ann"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := adk.NewSessions(storetest.Memory(t))
+	if b, err := s.Bring(ctx, deleting{source, map[string]bool{}}, adapter.BringOptions{}, "app"); err != nil || b.Found != 3 || len(b.Different) > 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	listed, err := s.List(ctx, &session.ListRequest{AppName: "app", UserID: "ann"})
+	if err != nil || len(listed.Sessions) != 2 {
+		t.Fatal(listed, err)
+	}
+	if name, err := listed.Sessions[0].State().Get("user:name"); name != "Ann" || err != nil {
+		t.Error(name, err)
 	}
 }
 

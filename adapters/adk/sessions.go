@@ -184,7 +184,9 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 // Rewind makes an event the last one of a session, or leaves it without events if last is "". The session's own state is
 // what it was then; that of the user and the app stays. Rewind returns the session as it is then. What was appended
 // since stays in the store, where Session.Persistence leads to it, and sessions that were read before are stale. If the
-// session has no event of that id, the error matches turnstone.ErrNodeNotFound.
+// session has no event of that id, the error matches turnstone.ErrNodeNotFound. An event before the last one that Bring has
+// brought is refused, as is one of the session that this one was forked from, and "" for either: what the state was then is
+// not known.
 func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) (*Session, error) {
 	out, err := s.find(ctx, of.AppName(), of.UserID(), of.ID())
 	if err != nil {
@@ -196,6 +198,9 @@ func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) 
 	}
 	if last == "" {
 		is = nil
+	}
+	if err := knowsState(ctx, out.handle, is); err != nil {
+		return nil, err
 	}
 	if err := adapter.Rewind(ctx, out.handle, is); err != nil {
 		return nil, fmt.Errorf("adk: session %q: event %q: %w", out.id, last, err)

@@ -65,12 +65,14 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
     id = adapter.join(_ROOT, app, user, name)
     stands = repr(listed.last_update_time)
     while True:
-        handle, revision, has, hosts = None, 0, list[bytes](), False
+        handle, revision, has, had, hosts = None, 0, list[bytes](), 0, False
         try:
             handle = await client.session(id)
             note = await handle.record(NOTE)
-            if note and note.value.removeprefix(_BY_HOST).decode() == stands:
+            noted, _, number = note.value.removeprefix(_BY_HOST).decode().partition(" ") if note else ("", "", "")
+            if noted == stands:
                 return False, 0, ""
+            had = int(number or 0)
             hosts = not note or note.value.startswith(_BY_HOST)
             state = await handle.load()
             revision, has = state.revision, [_text(event_of(n.payload)) for n in state.nodes]
@@ -81,7 +83,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         if whole is None:
             return False, 0, ""  # Somebody has deleted it since it was listed.
         want = [_text(e) for e in whole.events]
-        if has[: len(want)] != want[: len(has)]:
+        if len(has) < had or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
             return True, 0, f"session {'/'.join((app, user, name))!r}: its events are others"
         new = whole.events[len(has) :]
         if dry_run:
@@ -106,7 +108,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         state = await handle.load(parts=[_STATE])
         if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != _object(own)):
             return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others"
-        await handle.change_records(RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + stands.encode()))
+        await handle.change_records(RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + f"{stands} {len(want)}".encode()))
         return True, len(new), ""
 
 
