@@ -89,3 +89,26 @@ func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
 		t.Errorf("%+v, %v", b, err)
 	}
 }
+
+func TestLC4_BringNamesWhatItCanNotKeep(t *testing.T) {
+	old, h := memory.NewChatMessageHistory(), langchaingo.NewHistory(storetest.Memory(t), "a")
+	bring := func(brought, different int) {
+		t.Helper()
+		if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || b.Brought != brought || len(b.Different) != different {
+			t.Errorf("%+v, %v", b, err)
+		}
+	}
+	add := func(m llms.ChatMessage) {
+		t.Helper()
+		if err := old.AddMessage(ctx, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(llms.AIChatMessage{Content: "x", ToolCalls: []llms.ToolCall{}}) // It comes back without the empty list.
+	bring(1, 0)
+	bring(0, 0)
+	add(llms.HumanChatMessage{Content: "more"})
+	bring(1, 0)
+	add(llms.HumanChatMessage{Content: "not UTF-8: \xff"})
+	bring(0, 1)
+}
