@@ -156,7 +156,7 @@ func (f *importFlags) check(files []string) error {
 // confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Incarnation of
 // these sessions, or an error if the answer is no, or if there is no terminal to ask on.
 func confirm(cmd *cobra.Command, st *turnstone.Store, f *importFlags, args []string) (map[string]head.Revision, error) {
-	r := &reading{cmd: cmd, as: f.as}
+	r := &reading{cmd: cmd, as: f.as, secrets: secrets(f.redact)}
 	if err := r.find(args); err != nil {
 		return nil, err
 	}

@@ -87,6 +87,9 @@ func TestP29_SecretsAreKeptOut(t *testing.T) {
 	if out := must(t, "import", filepath.Join(dir, "whole.json"), "--redact", "--dry-run", "--json", "--store", store); !strings.Contains(out, `"redacted":{"anthropicapikey.ModelAPIKey":1}`) {
 		t.Errorf("%s", out)
 	}
+	if code, out, errs := status(t, nil, "import", dir, home, "--redact", "--replace", "--store", store); code != 0 { // It deletes nothing.
+		t.Errorf("%d %s %s", code, out, errs)
+	}
 	followed := t.TempDir() + "/store"
 	if out := must(t, "follow", "--once", "--redact", dir, "--store", followed); !strings.Contains(out, "imported whole: 2 nodes new; redacted 1 × anthropicapikey.ModelAPIKey\n") {
 		t.Errorf("%s", out)
@@ -97,6 +100,9 @@ func TestP29_SecretsAreKeptOut(t *testing.T) {
 	// Without it, everything stays as it is.
 	plain := t.TempDir() + "/store"
 	must(t, "import", dir, "--store", plain)
+	if code, out, errs := status(t, nil, "import", filepath.Join(dir, "lines.jsonl"), "--redact", "--replace", "--store", plain); code != exitUsage || !strings.Contains(errs, "confirm with --yes") {
+		t.Errorf("%d %s %s", code, out, errs)
+	}
 	if got := must(t, "export", "s", "--store", plain); got != files["lines.jsonl"] {
 		t.Errorf("%s", got)
 	}
