@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.graph import END, START, StateGraph
@@ -225,6 +226,43 @@ def test_a_saver_says_how_many_checkpoints_a_prune_leaves(db: turnstonedb.Client
     assert len(ids(TurnstoneSaver(db), "all")) == 4
     with pytest.raises(ValueError, match="keep_last is -1"):
         TurnstoneSaver(db, keep_last=-1)
+
+
+def test_channels_whose_history_was_pruned_are_not_taken_for_shorter_ones(db: turnstonedb.Client) -> None:
+    def extend(state: list[str] | None, writes: list[list[str]]) -> list[str]:
+        return [*(state or []), *(text for w in writes for text in w)]
+
+    class State(TypedDict):
+        texts: Annotated[list[str], DeltaChannel(extend)]
+
+    def graph() -> Any:
+        builder = StateGraph(State)
+        builder.add_node("answer", lambda state: {"texts": [f"answer {len(state['texts'])}"]})
+        builder.add_edge(START, "answer")
+        return builder.compile(checkpointer=TurnstoneSaver(db))
+
+    config: Any = {"configurable": {"thread_id": "t"}}
+    for i in range(3):
+        graph().invoke({"texts": [f"question {i}"]}, config)
+    assert len(graph().get_state(config).values["texts"]) == 6
+    db.prune(revisions=1)
+    for use in (lambda: graph().get_state(config), lambda: graph().invoke({"texts": ["more"]}, config)):
+        with pytest.raises(turnstonedb.NotFoundError, match="which was pruned or deleted") as e:
+            use()
+        assert e.value.kind == "revision-pruned"
+
+
+def test_a_thread_of_which_checkpoints_were_pruned_is_copied(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    for cid in ("1", "2", "3"):
+        config = entry(cid, saver, config)
+    db.prune(revisions=1)
+    saver.copy_thread("t", "copy")
+    assert ids(saver, "copy") == ids(saver, "t") == ["3"]
+    config["configurable"]["checkpoint_id"] = "2"
+    entry("4", TurnstoneSaver(db), config)  # on top of one that was pruned
+    assert ids(saver, "t") == ["4", "3"]
 
 
 def test_threads_that_nobody_uses_are_deleted_whole(db: turnstonedb.Client) -> None:

@@ -25,6 +25,7 @@ import {
 	type CheckpointPendingWrite,
 	type CheckpointTuple,
 	copyCheckpoint,
+	type DeltaChannelHistory,
 	getCheckpointId,
 	maxChannelVersion,
 	type PendingWrite,
@@ -155,6 +156,43 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const [found] = await this.#tuples(place, [id ? checkpointKey + keyOf(id) : latestKey]);
 		if (id && !found) this.#births.delete(birthOf(this.#at(place), id)); // The caller knows now that it is gone.
 		return found;
+	}
+
+	/**
+	 * Returns the writes of channels since their last value before a checkpoint, and that value. Fails if a checkpoint that is needed was pruned or deleted:
+	 * without it the channels would have less than they had.
+	 */
+	override async getDeltaChannelHistory({
+		config,
+		channels,
+	}: {
+		config: RunnableConfig;
+		channels: string[];
+	}): Promise<Record<string, DeltaChannelHistory>> {
+		const found = new Map<string, DeltaChannelHistory>(channels.map((channel) => [channel, { writes: [] }]));
+		const rest = new Map(found);
+		const passed = new Set<string>(); // A checkpoint that was put again may have one of its own descendants as its parent.
+		for (let at = channels.length > 0 ? (await this.getTuple(config))?.parentConfig : undefined; at && rest.size > 0; ) {
+			const id = getCheckpointId(at);
+			if (passed.has(id)) break;
+			passed.add(id);
+			const tuple = await this.getTuple(at);
+			if (!tuple) {
+				const needed = JSON.stringify([...rest.keys()]);
+				throw new NotFoundError(`the channels ${needed} need checkpoint ${JSON.stringify(id)}, which was pruned or deleted`, {
+					type: "#revision-pruned",
+				});
+			}
+			for (const write of [...(tuple.pendingWrites ?? [])].reverse()) rest.get(write[1])?.writes.push(write);
+			for (const [channel, history] of rest) {
+				if (!Object.hasOwn(tuple.checkpoint.channel_values, channel)) continue;
+				history.seed = tuple.checkpoint.channel_values[channel];
+				rest.delete(channel);
+			}
+			at = tuple.parentConfig;
+		}
+		for (const { writes } of found.values()) writes.reverse();
+		return Object.fromEntries(found);
 	}
 
 	/** Yields checkpoints, the newest first. */

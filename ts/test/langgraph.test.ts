@@ -2,7 +2,13 @@ import { execFileSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
 import type { RunnableConfig } from "@langchain/core/runnables";
 import { Annotation, Command, END, interrupt, START, StateGraph } from "@langchain/langgraph";
-import { type ChannelVersions, type Checkpoint, type CheckpointMetadata, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
+import {
+	BaseCheckpointSaver,
+	type ChannelVersions,
+	type Checkpoint,
+	type CheckpointMetadata,
+	emptyCheckpoint,
+} from "@langchain/langgraph-checkpoint";
 import { Session } from "../src/client.ts";
 import { NotFoundError } from "../src/errors.ts";
 import { TurnstoneSaver } from "../src/langgraph.ts";
@@ -381,4 +387,20 @@ test("many writes that do not compress are stored", async () => {
 	const writes = Array.from({ length: 100 }, (): [string, unknown] => ["a", randomBytes(35_000).toString("base64")]);
 	await saver.putWrites(config, writes, "task");
 	expect((await saver.getTuple(config))?.pendingWrites?.map((w) => w[2])).toEqual(writes.map((w) => w[1]));
+});
+
+test("channels whose history was pruned are not taken for shorter ones", async () => {
+	const db = await open();
+	const saver = new TurnstoneSaver(db);
+	let config: RunnableConfig = { configurable: { thread_id: "t", checkpoint_ns: "" } };
+	for (let i = 0; i < 4; i++) {
+		config = await put(saver, config, {}, { texts: i + 1 }, { texts: i + 1 });
+		await saver.putWrites(config, [["texts", [`text ${i}`]]], `task ${i}`);
+	}
+	const history = () => new TurnstoneSaver(db).getDeltaChannelHistory({ config, channels: ["texts", "other"] });
+	const { texts, other } = await history();
+	expect([texts?.writes.map(([, , value]) => value), other]).toEqual([[["text 0"], ["text 1"], ["text 2"]], { writes: [] }]);
+	expect(await BaseCheckpointSaver.prototype.getDeltaChannelHistory.call(saver, { config, channels: ["texts"] })).toEqual({ texts });
+	await db.prune({ revisions: 1 });
+	await expect(history()).rejects.toMatchObject({ kind: "revision-pruned" });
 });

@@ -130,6 +130,10 @@ def _deleted(thread: str, ns: str) -> NotFoundError:
     )
 
 
+def _pruned(channels: Iterable[str], cid: str) -> NotFoundError:
+    return NotFoundError(f"the channels {sorted(channels)} need checkpoint {cid!r}, which was pruned or deleted", {"type": "#revision-pruned"})
+
+
 def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
     """Returns as many places as are read at once, and the rest."""
     n = _MAX_PAGE if limit is None else min(limit, _MAX_PAGE)
@@ -342,7 +346,8 @@ class _Steps:
         return [found[place] for thread, ns, entry in places if (place := (thread, ns, entry["id"])) in found]
 
     def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Steps[dict[str, DeltaChannelHistory]]:
-        """Walks from the parent of a checkpoint to the nearest one that has a value of each channel, and collects the writes on the way."""
+        """Walks from the parent of a checkpoint to the nearest one that has a value of each channel, and collects the writes on the way. Without one
+        of them, the channels would have less than they had."""
         thread, ns = _place(config)
         entries = {e["id"]: e for e in (yield from self._entries({"session": _session(thread, ns)}))}
         chain: list[dict[str, Any]] = []
@@ -352,10 +357,17 @@ class _Steps:
             passed.add(cid)
             chain.append(e)
             cid = e["parent"]
+        gone = cid if cid and cid not in entries else None  # the parent of the last one
         out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
         rest, i, n = set(channels), 1, 1
         while rest and i < len(chain):
-            for t in (yield from self._page([(thread, ns, e) for e in chain[i : i + n]])):
+            found = {t.checkpoint["id"]: t for t in (yield from self._page([(thread, ns, e) for e in chain[i : i + n]]))}
+            for e in chain[i : i + n]:
+                t = found.get(e["id"])
+                if not rest:
+                    break
+                if not t:
+                    raise _pruned(rest, e["id"])
                 for write in reversed(t.pending_writes or []):
                     if write[1] in rest:
                         out[write[1]]["writes"].append(write)
@@ -363,6 +375,8 @@ class _Steps:
                     out[channel]["seed"] = t.checkpoint["channel_values"][channel]
                     rest.discard(channel)
             i, n = i + n, min(2 * n, _MAX_PAGE)
+        if rest and gone:
+            raise _pruned(rest, gone)
         for h in out.values():
             h["writes"].reverse()
         return out
@@ -516,7 +530,12 @@ class _Steps:
             entry = yield _calls.record({"session": id}, _CHECKPOINT + _id(cid))
         except NotFoundError:
             return {}, {}
-        parts = cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
+        try:
+            parts = cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
+        except NotFoundError as e:
+            if e.kind != "revision-pruned":
+                raise
+            return {}, {}
         body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
         return parts, body["channel_versions"]
 
@@ -698,7 +717,12 @@ class _Steps:
         target = str(target)
         for id, ns in (yield from self._namespaces(source)):
             for entry in reversed((yield from self._entries({"session": id}))):
-                parts = yield _calls.checkpoint({"session": id}, entry["revision"])
+                try:
+                    parts = yield _calls.checkpoint({"session": id}, entry["revision"])
+                except NotFoundError as e:
+                    if e.kind != "revision-pruned":
+                        raise
+                    continue  # It is not listed any more.
                 body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
                 versions = body["channel_versions"]
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
