@@ -21,6 +21,8 @@ import (
 
 const (
 	memoryRoot = "adk-memory"
+	// deletedPrefix and the id of an event is the key of the record that says that it was deleted.
+	deletedPrefix = "deleted/"
 	// DefaultMemories is how many memories a search returns at most, unless Memory is told otherwise.
 	DefaultMemories = 10
 )
@@ -100,10 +102,14 @@ func remember(ctx context.Context, h turnstone.Persistence, nodes []turnstone.Ne
 		if err != nil {
 			return err
 		}
+		deleted, _, err := adapter.Records(ctx, h, deletedPrefix)
+		if err != nil {
+			return err
+		}
 		seen := map[string]bool{}
 		fresh := slices.DeleteFunc(slices.Clone(nodes), func(n turnstone.NewNode) bool {
 			_, known := there[n.Key]
-			known = known || seen[n.Key]
+			known = known || seen[n.Key] || slices.ContainsFunc(deleted, func(r turnstone.Record) bool { return r.Key == deletedKey(&n) })
 			seen[n.Key] = true
 			return known
 		})
@@ -115,6 +121,15 @@ func remember(ctx context.Context, h turnstone.Persistence, nodes []turnstone.Ne
 			return err
 		}
 	}
+}
+
+// deletedKey returns the key of the record that says that somebody has deleted an event, in Python.
+func deletedKey(n *turnstone.NewNode) string {
+	var e struct{ ID string }
+	if json.Unmarshal(n.Payload, &e) != nil {
+		return ""
+	}
+	return deletedPrefix + adapter.Short(adapter.Join("", e.ID)[1:], 400)
 }
 
 // SearchMemory implements memory.Service. Those that share the most words with the query come first.

@@ -130,3 +130,33 @@ func TestAD13_EventsWithoutIDsAndLargeOnesAreRemembered(t *testing.T) {
 		}
 	}
 }
+
+// The adapter for Python deletes events so.
+func TestAD13_WhatWasDeletedIsNotAddedAgain(t *testing.T) {
+	sessions := session.InMemoryService()
+	made, err := sessions.Create(t.Context(), &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"one", "t/w%o"} {
+		if err := sessions.AppendEvent(t.Context(), made.Session, &session.Event{ID: id, Author: "user", LLMResponse: model.LLMResponse{Content: genai.NewContentFromText("museum", "user")}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := storetest.Memory(t)
+	h, _, err := store.Create(t.Context(), turnstone.Request{ID: "adk-memory/a/u"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ChangeRecords(t.Context(), turnstone.RecordChange{Key: "deleted/t%2Fw%25o"}); err != nil {
+		t.Fatal(err)
+	}
+	m := adk.NewMemory(store, 0)
+	if err := m.AddSessionToMemory(t.Context(), made.Session); err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.SearchMemory(t.Context(), &memory.SearchRequest{AppName: "a", UserID: "u", Query: "museum"})
+	if err != nil || len(r.Memories) != 1 || r.Memories[0].ID != "one" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.adk.artifacts import InMemoryArtifactService
-from google.adk.errors import already_exists_error, session_not_found_error
+from google.adk.errors import StaleSessionError, already_exists_error, session_not_found_error
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.memory import InMemoryMemoryService
@@ -20,7 +20,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from turnstonedb import AsyncClient, RecordChange
-from turnstonedb.adk import StaleSessionError, TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
+from turnstonedb.adk import TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
 from turnstonedb.errors import TurnConflictError
 from turnstonedb.testing import alike
 
@@ -238,7 +238,7 @@ async def test_memory_finds_what_that_in_memory_finds(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         ours, theirs = TurnstoneMemory(db), InMemoryMemoryService()
         sessions = InMemorySessionService()
-        words = ["kyoto", "museum", "train", "rain", "paper", "stone", "bread", "私はPythonを使う"]
+        words = ["kyoto", "museum", "train", "rain", "paper", "stone", "bread", "私はPythonを使う", "今天天气很好", "cafe\u0301", "Hauptübersicht", "погода"]
         r = random.Random(51)
         for n in range(6):
             session = await sessions.create_session(app_name="a", user_id="u", session_id=f"s{n}")
@@ -248,11 +248,19 @@ async def test_memory_finds_what_that_in_memory_finds(tmp_path: Path) -> None:
             for m in (ours, theirs):
                 await m.add_session_to_memory(session)
                 await m.add_session_to_memory(session)  # once
-        for query in ("kyoto", "Museum bread", "python", "nothing", ""):
+        for query in ("kyoto", "Museum bread", "python", "天气", "café rain", "über", "погод", "thon", "nothing", ""):
             found = [(await m.search_memory(app_name="a", user_id="u", query=query)).memories for m in (ours, theirs)]
             texts = [[m.content.parts[0].text for m in f] for f in found]
             assert texts[0] == texts[1], query
         assert (await ours.search_memory(app_name="a", user_id="other", query="kyoto")).memories == []
+        for m in (ours, theirs):
+            for user, id in (("u", session.events[1].id), ("u", "none"), ("other", "none"), ("u", None)):
+                await m.delete_memory(app_name="a", user_id=user, memory_id=id)
+            await m.add_session_to_memory(session)
+            await m.add_events_to_memory(app_name="a", user_id="u", events=session.events, session_id="another")
+        found = [(await m.search_memory(app_name="a", user_id="u", query="kyoto museum train rain paper")).memories for m in (ours, theirs)]
+        assert [m.id for m in found[0]] == [m.id for m in found[1]]
+        assert session.events[1].id not in [m.id for m in (await TurnstoneMemory(db, most=100).search_memory(app_name="a", user_id="u", query=" ".join(words))).memories]
 
 
 @pytest.mark.asyncio

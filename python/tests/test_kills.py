@@ -38,9 +38,10 @@ async def main(more):
         return there
 """,
     "adk": """
+from google.adk.errors import StaleSessionError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
-from turnstonedb.adk import StaleSessionError, TurnstoneSessions
+from turnstonedb.adk import TurnstoneSessions
 
 async def main(more):
     async with await AsyncClient.open(place, idle=5) as db:

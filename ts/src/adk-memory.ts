@@ -8,6 +8,8 @@ import { ConflictError } from "./errors.ts";
 import type { NewNode } from "./types.ts";
 
 const memoryRoot = "adk-memory";
+/** And the id of an event: the key of the record that says that it was deleted. */
+const deletedPrefix = "deleted/";
 
 /**
  * A memory service on a store: it finds what a user and the agents have said in all sessions that were added, by words.
@@ -63,7 +65,8 @@ async function remember(session: Session, nodes: NewNode[]): Promise<void> {
 	for (;;) {
 		const { revision } = await session.info();
 		const there = await session.nodesByKey(nodes.map((n) => n.key as string));
-		const fresh = nodes.filter((n) => !there.has(n.key as string));
+		const deleted = await deletedOf(session);
+		const fresh = nodes.filter((n) => !there.has(n.key as string) && !deleted.has(deletedKey(n)));
 		if (fresh.length === 0) return;
 		try {
 			await session.commit({ nodes: fresh, expected: revision, turn: newId() });
@@ -72,6 +75,22 @@ async function remember(session: Session, nodes: NewNode[]): Promise<void> {
 			if (!(e instanceof ConflictError) || e.outcomeUnknown) throw e;
 		}
 	}
+}
+
+/** Returns the keys of the records that say which events somebody has deleted, in Python. */
+async function deletedOf(session: Session): Promise<Set<string>> {
+	const out = new Set<string>();
+	for (let after: string | undefined = ""; after !== undefined; ) {
+		const page = await session.records(deletedPrefix, { after, limit: 1000 });
+		for (const r of page.records) out.add(r.key);
+		after = page.next;
+	}
+	return out;
+}
+
+function deletedKey(node: NewNode): string {
+	const { id } = JSON.parse(String(node.payload)) as { id?: string };
+	return deletedPrefix + short(join("", id ?? "").slice(1), 400);
 }
 
 /** Returns what an event says. */

@@ -471,6 +471,12 @@ test.skipIf(!goIsInstalled)(
 	}); // biome-ignore format: one line for each kind
 		expect(read.events[0]).toEqual(JSON.parse(golden("go.json").toString().replace("492208242Z", "492Z").replace('"f":2.0', '"f":2.5')));
 		expect(read).toMatchObject({ artifacts: ["notes.txt"], parts: [parts[1], { text: "é" }], memories: ["The museum of Oslo", "A museum"] });
+		// What somebody has deleted, as the adapter for Python does, is not added again.
+		const remembered = await db.session("adk-memory/a%2Fb/ann%25");
+		for await (const n of remembered.nodes()) if (n.payload.includes("A museum")) await remembered.tombstone([n.id]);
+		await remembered.changeRecords([{ key: "deleted/e2", action: "set", value: "" }]);
+		await memory.addSessionToMemory(session);
+		expect(await found()).toEqual(["The museum of Oslo"]);
 		expect((await (await db.session("adk/a%2Fb/ann%25/go")).checkpoint()).get("state")?.toString()).toBe(
 			'{"at":{"$type":"time.Time","value":"1970-01-01T00:00:00Z"},"big":1152921504606846977,"f":2.0,"i64":{"$type":"int64","value":5},"more":1,"n":1}',
 		);

@@ -15,18 +15,20 @@ that changes it.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import secrets
 import time
+import unicodedata
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
 from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArtifactService, ensure_part
-from google.adk.errors import already_exists_error, session_not_found_error
+from google.adk.errors import StaleSessionError, already_exists_error, session_not_found_error
 from google.adk.errors.input_validation_error import InputValidationError
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
@@ -47,10 +49,7 @@ _ROOT, _ARTIFACTS, _MEMORY, _STATES = "adk", "adk-artifacts", "adk-memory", "adk
 _STATE = "state"  # the part with a session's own state
 _LATE = "late"  # the part that says that an event has a later time than its commit
 _SKEW = 3600.0  # by how many seconds clocks may differ
-
-
-class StaleSessionError(ValueError):
-    """Somebody else has appended to a session since it was read: read it again."""
+_DELETED = "deleted/"  # and the id of an event: the key of a record of a memory
 
 
 class TurnstoneSessions(BaseSessionService):
@@ -528,7 +527,7 @@ def _described(place: str, filename: str, v: Mapping[str, Any]) -> ArtifactVersi
 class TurnstoneMemory(BaseMemoryService):
     """A memory service on a store: it finds what a user and the agents have said in all sessions that were added, by words.
 
-    An event that is added again is not stored again. A search reads all events of the user.
+    An event that is added again is not stored again, nor one that was deleted. A search reads all events of the user.
     """
 
     def __init__(self, client: AsyncClient, *, most: int = 10) -> None:
@@ -544,15 +543,17 @@ class TurnstoneMemory(BaseMemoryService):
         self, *, app_name: str, user_id: str, events: Sequence[Event], session_id: str | None = None, custom_metadata: Mapping[str, object] | None = None
     ) -> None:
         """Adds events that have content."""
-        wanted = {adapter.short(adapter.join("event", session_id or "", e.id)): payload_of(e, {}) for e in events if e.content and e.content.parts}
-        if not wanted:
+        of = {adapter.short(adapter.join("event", session_id or "", e.id)): e for e in events if e.content and e.content.parts}
+        if not of:
             return
+        wanted = {k: payload_of(e, {}) for k, e in of.items()}
         handle, _ = await self._client.create(adapter.join(_MEMORY, app_name, user_id), group=adapter.join(_MEMORY, app_name), retention="all")
         for keys in adapter.in_commits(wanted, lambda k: len(wanted[k])):
             while True:
                 info = await handle.info()
                 there = await handle.nodes_by_key(*keys)
-                nodes = [NewNode("memory", wanted[k], k) for k in keys if k not in there]
+                deleted = {r.key for r in await adapter.records(handle, _DELETED)}
+                nodes = [NewNode("memory", wanted[k], k) for k in keys if k not in there and _forgotten(of[k].id) not in deleted]
                 if not nodes:
                     break
                 try:
@@ -571,7 +572,7 @@ class TurnstoneMemory(BaseMemoryService):
             handle = await self._client.session(adapter.join(_MEMORY, app_name, user_id))
             async for n in handle.nodes():
                 event = event_of(n.payload)
-                shared = len(asked & _words(" ".join(p.text or "" for p in (event.content.parts if event.content else None) or ())))
+                shared = _matching(asked, " ".join(p.text for p in (event.content.parts if event.content else None) or () if p.text))
                 if shared:
                     found.append((shared, event))
         except NotFoundError as e:
@@ -585,8 +586,37 @@ class TurnstoneMemory(BaseMemoryService):
         ]
         return SearchMemoryResponse(memories=memories)
 
+    async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
+        """Deletes an event, by its id. It is not added again. `AsyncClient.vacuum` removes what it said from the store's files."""
+        if not memory_id:
+            return
+        try:
+            handle = await self._client.session(adapter.join(_MEMORY, app_name, user_id))
+            nodes = [n.id async for n in handle.nodes() if event_of(n.payload).id == memory_id]
+            if nodes:
+                await handle.commit(expected="any", turn=secrets.token_hex(16), tombstone=nodes, records=[RecordChange.set(_forgotten(memory_id), b"")])
+        except NotFoundError as e:
+            if not adapter.gone(e):
+                raise
+
 
 def _words(text: str) -> set[str]:
-    """Returns the words of a text. Where scripts without spaces have Latin words between them, these are words of their own."""
-    words = {w.lower() for w in re.findall(r"\w+", text)}
-    return words | {part for w in words if not w.isascii() for part in re.findall(r"[a-z0-9_À-ɏ]+|[^a-z0-9_À-ɏ]+", w)}
+    """Returns the words of a text in small letters."""
+    return {w.lower() for w in re.findall(r"\w+", unicodedata.normalize("NFC", text))}
+
+
+def _matching(asked: Collection[str], text: str) -> int:
+    """Returns how many words of a query a text has. Some scripts have no spaces: there a word may be anywhere, and Latin words between them are words of their own."""
+    words = _words(text)
+    words |= {"".join(run) for w in words if not w.isascii() for _, run in itertools.groupby(w, _is_latin)}
+    whole = unicodedata.normalize("NFC", text).lower()
+    return sum(w in words or (not w.isascii() and w in whole) for w in asked)
+
+
+def _is_latin(c: str) -> bool:
+    return c.isascii() or unicodedata.name(c, "").startswith("LATIN")
+
+
+def _forgotten(event_id: str) -> str:
+    """Returns the key of the record that says that an event was deleted."""
+    return _DELETED + adapter.short(adapter.join("", event_id)[1:], 400)
