@@ -35,7 +35,7 @@ const (
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
 // and so is a value of state that somebody has set here. The state of a user without sessions is not brought, nor that of an
-// app without: the other service does not show them. A session that was deleted here is brought again.
+// app without: the other service does not show them. A session that was brought and deleted here is not brought again.
 func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
@@ -44,9 +44,19 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			return out, fmt.Errorf("adk: the other service: %w", err)
 		}
 		shared := map[string]state{}
+		note := adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID)
+		known, err := s.states.Read(ctx, note) // the sessions that were brought: what a host has deleted since does not come again
+		if err != nil {
+			return out, fmt.Errorf("adk: %w", err)
+		}
 		for _, of := range listed.Sessions {
 			out.Found++
-			d, err := s.bring(ctx, from, of, o, out)
+			key := adapter.Short(adapter.Join("", of.UserID(), of.ID())[1:], 400)
+			_, before := known[key]
+			d, here, err := s.bring(ctx, from, of, before, o, out)
+			if err == nil && here && !before && !o.DryRun {
+				_, err = s.states.Commit(ctx, []adapter.StateChange{{ID: note, Values: []turnstone.RecordChange{{Key: key}}}})
+			}
 			switch {
 			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
@@ -71,60 +81,64 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 	return out, nil
 }
 
-// bring brings a session, and returns what it shows of states, or the zero delta if no store can keep that.
-func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, o adapter.BringOptions, out *adapter.Brought) (delta, error) {
+// bring brings a session, unless a host has deleted one that was brought before. It returns what the session shows of states,
+// or the zero delta if no store can keep that, and whether the session is here as it is there.
+func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, before bool, o adapter.BringOptions, out *adapter.Brought) (d delta, here bool, err error) {
 	app, user, name := listed.AppName(), listed.UserID(), listed.ID()
 	id := adapter.Join(sessionRoot, app, user, name)
 	shown := map[string]any{}
 	for k, v := range listed.State().All() {
 		shown[k] = v
 	}
-	d, err := deltaOf(shown)
-	if err != nil {
-		return delta{}, unstorable(err)
+	if d, err = deltaOf(shown); err != nil {
+		return delta{}, false, unstorable(err)
 	}
 	stands := listed.LastUpdateTime().UTC().Format(time.RFC3339Nano)
 	for {
 		h, noted, st, err := s.standing(ctx, id)
 		if err != nil {
-			return d, err
+			return d, false, err
 		}
 		noted, hosts := strings.CutPrefix(noted, byHost)
 		noted, number, _ := strings.Cut(noted, " ")
 		if noted == stands {
 			out.Unchanged++
-			return d, nil
+			return d, true, nil
+		}
+		if h == nil && before {
+			out.Unchanged++
+			return d, false, nil // A host has deleted it.
 		}
 		whole, err := from.Get(ctx, &session.GetRequest{AppName: app, UserID: user, SessionID: name})
 		if err != nil {
 			left, listing := from.List(ctx, &session.ListRequest{AppName: app, UserID: user})
 			if listing == nil && !slices.ContainsFunc(left.Sessions, func(of session.Session) bool { return of.ID() == name }) {
 				out.Unchanged++
-				return d, nil // Somebody has deleted it since it was listed.
+				return d, false, nil // Somebody has deleted it since it was listed.
 			}
-			return d, fmt.Errorf("the other service: %w", err)
+			return d, false, fmt.Errorf("the other service: %w", err)
 		}
 		var want []brought
 		late := false
 		for e := range whole.Session.Events().All() {
 			n, err := nodeOf(e)
 			if err != nil {
-				return d, unstorable(err)
+				return d, false, unstorable(err)
 			}
 			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
 		}
 		both := min(len(want), len(st.Nodes))
 		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || !begins(st.Nodes, want[:both]) { // A host has gone back, or on.
 			out.Different = append(out.Different, id)
-			return d, nil
+			return d, false, nil
 		}
 		if o.DryRun {
 			out.Brought += len(want) - both
-			return d, nil
+			return d, false, nil
 		}
 		part, err := json.Marshal(d.own)
 		if err != nil {
-			return d, unstorable(err)
+			return d, false, unstorable(err)
 		}
 		checkpoint := map[string][]byte{}
 		if late {
@@ -145,22 +159,22 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
 				continue // Somebody else has added events.
 			}
-			return d, err
+			return d, false, err
 		}
 		if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); err != nil {
-			return d, err
+			return d, false, err
 		}
 		out.Brought += len(want) - both
 		if len(st.Nodes) < len(want) || !begins(st.Nodes, want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
 			out.Different = append(out.Different, id)
-			return d, nil
+			return d, false, nil
 		}
 		note := fmt.Sprint(stands, " ", len(want))
 		if hosts {
 			note = byHost + note
 		}
 		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(note)})
-		return d, err
+		return d, err == nil, err
 	}
 }
 

@@ -264,6 +264,18 @@ func TestAD23_ASessionThatIsDeletedThereMeanwhileIsNoReasonToStop(t *testing.T) 
 	if name, err := listed.Sessions[0].State().Get("user:name"); name != "Ann" || err != nil {
 		t.Error(name, err)
 	}
+	// What was brought and then deleted here does not come again.
+	if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: listed.Sessions[0].ID()}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		if b, err := s.Bring(ctx, source, adapter.BringOptions{DryRun: dry}, "app"); err != nil || b.Found != 2 || b.Unchanged != 2 || b.Brought != 0 {
+			t.Errorf("%+v, %v", b, err)
+		}
+	}
+	if listed, err = s.List(ctx, &session.ListRequest{AppName: "app", UserID: "ann"}); err != nil || len(listed.Sessions) != 1 {
+		t.Error(listed, err)
+	}
 }
 
 // What somebody has made or sets here stays, and what can't be stored is named, while all else is brought.

@@ -33,6 +33,7 @@ from turnstonedb import AsyncClient, Client, NewNode, RecordChange, _calls
 from turnstonedb import _server as server
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
+from turnstonedb.agents import TurnstoneSession
 from turnstonedb.errors import UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
 from turnstonedb.migrate import MigratingSaver, adk, agents, langgraph
@@ -386,6 +387,18 @@ def test_a_migration_goes_on_when_a_host_deletes_a_thread_of_it(tmp_path: Path) 
         assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {"t/0 é", "t/2 é"}
 
 
+def test_threads_of_thousands_of_checkpoints_come_from_any_saver(tmp_path: Path) -> None:
+    old = InMemorySaver()
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    for _ in range(1000):
+        config = old.put(config, empty_checkpoint(), {}, {})
+    with store(tmp_path / "s") as client:
+        assert (langgraph(old, client, dry_run=True)).brought == 1000
+        report = langgraph(old, client)
+        assert (report.brought, report.different) == (1000, [])
+        assert langgraph(old, client).unchanged == 1
+
+
 def test_a_saver_that_has_made_no_tables_yet_has_nothing_to_bring(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "db", check_same_thread=False)) as conn, store(tmp_path / "s") as client:
         saver = MigratingSaver(client, SqliteSaver(conn))
@@ -431,6 +444,29 @@ def test_sessions_of_the_agents_sdk(tmp_path: Path, capsys: pytest.CaptureFixtur
         report = agents(source, client)
         assert [d[:13] for d in report.different] == ["session 'bad'", "session 'c': "]
         assert (report.found, report.brought) == (4, 3)
+
+
+def test_what_a_host_has_removed_does_not_come_again(tmp_path: Path) -> None:
+    async def hosts(*, source: bool) -> None:
+        if source:
+            for id, texts in (("popped", ["one", "two"]), ("cleared", ["three"])):
+                session = SQLiteSession(id, tmp_path / "db")
+                await session.add_items([{"role": "user", "content": t} for t in texts])
+                session.close()
+            return
+        async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+            await TurnstoneSession("popped", client).pop_item()
+            await TurnstoneSession("cleared", client).clear_session()
+
+    asyncio.run(hosts(source=True))
+    with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        assert agents(source, client).brought == 3
+        asyncio.run(hosts(source=False))
+        for dry_run in (True, False):
+            report = agents(source, client, dry_run=dry_run)
+            assert (report.found, report.unchanged, report.brought) == (2, 1, 0)
+            assert report.different == ["session 'popped': its items are others"]
+        assert [n.payload for n in client.session("popped").load().nodes] == [b'{"role": "user", "content": "one"}']
 
 
 async def speak(service: Any, app: str, user: str, id: str, r: random.Random, n: int) -> None:
@@ -513,6 +549,26 @@ async def test_sessions_of_adk(kind: Any, tmp_path: Path, capsys: pytest.Capture
         await speak(source, "trips", "user 0", "s/0", r, 2)
         assert "session 'trips/user 0/s/0': its events are others" in (await adk(source, client, apps)).different
         assert theirs(await told(target, apps)) == theirs(before)
+
+
+@pytest.mark.asyncio
+async def test_sessions_of_adk_that_a_host_deletes_or_takes_back_do_not_come_again(tmp_path: Path) -> None:
+    source, r = InMemorySessionService(), random.Random(50)  # type: ignore[no-untyped-call]
+    for id in ("gone", "back"):
+        await speak(source, "a", "u", id, r, 2)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        await adk(source, client, ["a"])
+        target = TurnstoneSessions(client)
+        await target.delete_session(app_name="a", user_id="u", session_id="gone")
+        rewound = await client.session("adk/a/u/back")
+        await rewound.commit(leaf=(await rewound.load()).nodes[0].id, expected="any")
+        for id in ("gone", "back"):
+            await speak(source, "a", "u", id, r, 1)
+        for dry_run in (True, False):
+            report = await adk(source, client, ["a"], dry_run=dry_run)
+            assert (report.unchanged, report.brought, report.different) == (1, 0, ["session 'a/u/back': its events are others"])
+        assert await target.get_session(app_name="a", user_id="u", session_id="gone") is None
+        assert len((await rewound.load()).nodes) == 1
 
 
 @pytest.mark.asyncio

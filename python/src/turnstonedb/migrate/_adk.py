@@ -29,12 +29,13 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
     report = Report()
     for app in apps:
         shared: dict[str, dict[str, Any]] = {adapter.join("adk", app): {}}
+        there = await _Brought.of(client, app)
         for s in (await source.list_sessions(app_name=app)).sessions:
             try:
                 of_app, of_user, _ = _states(s.state)
                 shared[adapter.join("adk", app)].update(of_app)
                 shared[adapter.join("adk", app, s.user_id)] = of_user
-                changed, brought, different = await _session(source, client, s, dry_run)
+                changed, brought, different = await _session(source, client, s, there, dry_run)
                 report.add(unchanged=not changed, brought=brought, different=different)
             except (ValueError, InvalidError) as e:  # what the store refuses
                 report.add(different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
@@ -56,7 +57,32 @@ def _states(shown: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
     return _deltas(shown)[:3]
 
 
-async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, dry_run: bool) -> tuple[bool, int, str]:
+class _Brought:
+    """Which sessions of an app were brought: what a host has deleted since does not come again."""
+
+    def __init__(self, states: adapter.States, id: str, known: Mapping[str, bytes]) -> None:
+        self._states, self._id, self._known = states, id, set(known)
+
+    @classmethod
+    async def of(cls, client: AsyncClient, app: str) -> _Brought:
+        from ..adk import _STATES
+
+        states, id = adapter.States(client, _STATES), adapter.short(adapter.join(_BROUGHT, "sessions", app))
+        return cls(states, id, await states.read(id))
+
+    def __contains__(self, s: Session) -> bool:
+        return self._key(s) in self._known
+
+    def _key(self, s: Session) -> str:
+        return adapter.short(adapter.join("", s.user_id, s.id)[1:], 400)
+
+    async def add(self, s: Session) -> None:
+        if s not in self:
+            await self._states.commit({self._id: {self._key(s): b""}})
+            self._known.add(self._key(s))
+
+
+async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str]:
     """Brings the events of a session that are not there, and its state, and verifies them. Returns whether there was anything to do, how many events it brought, and
     what differs."""
     from ..adk import _LATE, _ROOT, _SKEW, _STATE, _kind, _object, event_of
@@ -71,6 +97,8 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
             note = await handle.record(NOTE)
             noted, _, number = note.value.removeprefix(_BY_HOST).decode().partition(" ") if note else ("", "", "")
             if noted == stands:
+                if not dry_run:
+                    await there.add(listed)
                 return False, 0, ""
             had = int(number or 0)
             hosts = not note or note.value.startswith(_BY_HOST)
@@ -79,6 +107,8 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         except NotFoundError as e:
             if not adapter.gone(e):
                 raise
+        if handle is None and listed in there:
+            return False, 0, ""  # A host has deleted it.
         whole = await source.get_session(app_name=app, user_id=user, session_id=name)
         if whole is None:
             return False, 0, ""  # Somebody has deleted it since it was listed.
@@ -109,6 +139,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
         if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != _object(own)):
             return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others"
         await handle.change_records(RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + f"{stands} {len(want)}".encode()))
+        await there.add(listed)
         return True, len(new), ""
 
 

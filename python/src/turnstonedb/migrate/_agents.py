@@ -7,12 +7,15 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
+from urllib.parse import quote
 
 from .. import adapter
 from .._sync import Client
 from ..errors import ConflictError, InvalidError, NotFoundError
-from ..types import NewNode
+from ..types import NewNode, RecordChange
 from ._report import Report, sqlite
+
+_BROUGHT = "agents-migration"  # the session whose records say how many items of a session were brought: what a host has removed since does not come again
 
 
 def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
@@ -37,6 +40,8 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
     """Brings the items of a session that are not there. Returns what the report says of it."""
     from ..agents import _kind
 
+    note = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
+    had = _noted(client, note)
     while True:
         handle, revision, has = None, 0, list[Any]()
         try:
@@ -46,10 +51,12 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
         except NotFoundError as e:
             if not adapter.gone(e):
                 raise
+        if handle is None and had is not None:
+            return {"unchanged": 1}  # A host has cleared it.
         new = items[len(has) :]
-        if has[: len(items)] != items[: len(has)]:
+        if has[: len(items)] != items[: len(has)] or len(has) < (had or 0):
             return {"different": f"session {id!r}: its items are others"}
-        if not new or dry_run:
+        if dry_run or (not new and had == len(items)):
             return {"unchanged": not new, "brought": len(new)}
         if handle is None:
             handle, _ = client.create(id)
@@ -61,7 +68,20 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
             continue  # Somebody else has added items.
         if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] != items:
             return {"different": f"session {id!r}: its items are others"}
-        return {"brought": len(new)}
+        side, _ = client.create(_BROUGHT, retention="all")
+        side.change_records(RecordChange.set(note, str(len(items)).encode()))
+        return {"unchanged": not new, "brought": len(new)}
+
+
+def _noted(client: Client, note: str) -> int | None:
+    """Returns how many items of a session were brought, or None if it was not."""
+    try:
+        record = client.session(_BROUGHT).record(note)
+    except NotFoundError as e:
+        if not adapter.gone(e):
+            raise
+        return None
+    return int(record.value) if record else None
 
 
 @contextmanager

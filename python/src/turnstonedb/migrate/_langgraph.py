@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple, DeltaChannelHistory
 
 _BY_HOST = "brought"  # the value of that record since a MigratingSaver has taken it over: what it has changed or deleted since, stays so
+_MAX_KNOWN = 10_000  # threads that a MigratingSaver remembers
 _GONE = "langgraph-migration"  # the session whose records name threads that were deleted, and are not to be brought again
 
 Place = tuple[str, str]
@@ -37,11 +37,16 @@ def _stand(source: Any) -> Iterator[tuple[Place, str]]:
     import langgraph.checkpoint.sqlite
     from langgraph.checkpoint.base import WRITES_IDX_MAP
 
+    try:
+        from langgraph.checkpoint.postgres import PostgresSaver
+    except ImportError:
+        PostgresSaver = ()  # type: ignore[assignment, misc]
+
     if isinstance(source, langgraph.checkpoint.sqlite.SqliteSaver):
         writes, value, rows = "writes", "value", source.conn.execute
         if rows("SELECT count(*) FROM sqlite_master WHERE name IN ('checkpoints', 'writes')").fetchone()[0] < 2:
             return  # It makes its tables when it is first used.
-    elif type(source).__module__.startswith("langgraph.checkpoint.postgres"):
+    elif isinstance(source, PostgresSaver):
         writes, value = "checkpoint_writes", "blob"
 
         def rows(query: str) -> Iterable[Any]:  # type: ignore[misc]
@@ -53,7 +58,7 @@ def _stand(source: Any) -> Iterator[tuple[Place, str]]:
             c = t.config["configurable"]
             special_writes = [w for w in t.pending_writes or () if w[1] in WRITES_IDX_MAP]
             seen.setdefault((c["thread_id"], c.get("checkpoint_ns", "")), []).append(f"{c['checkpoint_id']} {len(t.pending_writes or ())} {_digest(special_writes)}")
-        yield from ((place, json.dumps(ids)) for place, ids in seen.items())
+        yield from ((place, f"{len(ids)} {_digest(ids)}") for place, ids in seen.items())
         return
     counted = {(r[0], r[1]): r[2] for r in rows(f"SELECT thread_id, checkpoint_ns, count(*) FROM {writes} GROUP BY thread_id, checkpoint_ns")}
     special: dict[Place, list[Any]] = {}
@@ -78,7 +83,7 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
         if _is_gone(client, place[0]) or _noted(client, place)[0] in (stands, _BY_HOST):
             report.add(unchanged=1)
         elif dry_run:
-            report.add(brought=int(stands.split(maxsplit=1)[0]) if stands[0] != "[" else len(json.loads(stands)))
+            report.add(brought=int(stands.split(maxsplit=1)[0]))
         else:
             try:
                 brought, different = _thread(source, target, client, place, stands)
@@ -224,6 +229,8 @@ def migrating() -> Any:
                                 _, different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST)
                                 if different:
                                     raise ValueError(different)
+                    if len(self._known) >= _MAX_KNOWN:
+                        self._known.clear()  # The store knows it as well.
                     self._known.add(thread)
 
         def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
