@@ -9,6 +9,7 @@ import pytest
 from agent_framework import (
     Executor,
     FileCheckpointStorage,
+    FileHistoryProvider,
     InMemoryHistoryProvider,
     Message,
     WorkflowBuilder,
@@ -102,6 +103,24 @@ async def test_histories_are_whole_and_apart(tmp_path: Path) -> None:
         texts = [m.text for m in await ours.get_messages(None)]
         assert len(texts) == 20
         assert all(texts[i].split()[0] == texts[i + 1].split()[0] for i in range(0, 20, 2))  # Each call is whole.
+
+
+@pytest.mark.asyncio
+async def test_messages_that_are_given_again_are_stored_as_files_store_them(tmp_path: Path) -> None:
+    r = random.Random(49)
+    words = [Message(role=role, contents=[text]) for role in ("user", "assistant") for text in ("hi", "more")]
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        ours, theirs = TurnstoneHistory(db), FileHistoryProvider(tmp_path / "files")
+        said = list[Message]()
+        for _ in range(40):
+            fresh = r.choices(words, k=r.randrange(3))
+            given = [*(said if r.random() < 0.5 else said[-2:] if r.random() < 0.5 else ()), *fresh]
+            for p in (ours, theirs):
+                await p.save_messages("s", given)
+            read = [[m.to_dict() for m in await p.get_messages("s")] for p in (ours, theirs)]
+            assert read[0] == read[1]
+            said = await ours.get_messages("s")
+        assert len(said) > 10
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from agent_framework import HistoryProvider, Message, WorkflowCheckpoint, WorkflowCheckpointException
+from agent_framework._sessions import filter_new_messages
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 
 from . import adapter
@@ -54,12 +55,27 @@ class TurnstoneHistory(HistoryProvider):
         return [Message.from_dict(json.loads(n.payload)) for n in loaded.nodes]
 
     async def save_messages(self, session_id: str | None, messages: Sequence[Message], *, state: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Stores messages after those that are there."""
-        if not messages:
-            return
-        nodes = [NewNode(adapter.cut(str(m.role), 64) or "message", _json(m.to_dict())) for m in messages]
-        group = adapter.join(_ROOT, self.source_id)
-        await self._client.commit_all(self._client.first_turn(self._id(session_id), Commit("any", nodes, secrets.token_hex(16)), group=group))
+        """Stores messages after those that are there, without those that are given again."""
+        id, group = self._id(session_id), adapter.join(_ROOT, self.source_id)
+        while messages:
+            handle, revision, there = None, 0, list[Message]()
+            try:
+                handle = await self._client.session(id)
+                loaded = await handle.load()
+                revision, there = loaded.revision, [Message.from_dict(json.loads(n.payload)) for n in loaded.nodes]
+            except NotFoundError as e:
+                if not adapter.gone(e):
+                    raise
+            nodes = [NewNode(adapter.cut(str(m.role), 64) or "message", _json(m.to_dict())) for m in filter_new_messages(there, messages)]
+            if not nodes:
+                return
+            commit = Commit(revision, nodes, secrets.token_hex(16))
+            try:
+                await self._client.commit_all(handle.turn(commit) if handle else self._client.first_turn(id, commit, group=group))
+                return
+            except (ConflictError, NotFoundError) as e:
+                if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
+                    raise  # Otherwise somebody else has saved messages, or deleted the session.
 
 
 class TurnstoneCheckpoints:
