@@ -122,6 +122,18 @@ async def test_lines_that_are_stored_are_no_failure_if_the_title_is_not(tmp_path
 
 
 @pytest.mark.asyncio
+async def test_lines_are_stored_also_if_their_summary_is_too_long(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        store, k = TurnstoneSessionStore(db), key()
+        entries: list[Any] = [said("u1", None, "hello"), {"type": "last-prompt", "lastPrompt": "天" * 20_000}, said("u2", "u1", "more")]
+        await store.append(k, entries)
+        assert await store.list_session_summaries(k["project_key"]) == []
+        await store.append(k, [{"type": "last-prompt", "lastPrompt": "short"}])
+        assert [s["data"]["last_prompt"] for s in await store.list_session_summaries(k["project_key"])] == ["short"]
+        assert await store.load(k) == [*entries, {"type": "last-prompt", "lastPrompt": "short"}]
+
+
+@pytest.mark.asyncio
 async def test_an_entry_is_stored_once(tmp_path: Path) -> None:
     """Also by two hosts at once, and when a batch is mirrored again."""
     async with opened(tmp_path) as db:

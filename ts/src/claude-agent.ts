@@ -25,13 +25,14 @@ import {
 import { gone, inCommits, join, listed, maxPage, newId, outcomeUnknown, short } from "./adapter.ts";
 import type { Client, Session } from "./client.ts";
 import { ConflictError, TurnConflictError, TurnstoneError } from "./errors.ts";
-import type { Create, Info, NewNode, Usage } from "./types.ts";
+import type { Create, Info, NewNode, RecordChange, Usage } from "./types.ts";
 
 // Labels. Those with a dot are for people; by the others sessions are found.
 const projectLabel = "claude.project";
 const identityLabel = "import.identity";
 const formatLabel = ".import.format";
 const mirrorLabels = { [formatLabel]: "claude-code", ".import.mirror": "claude-agent-sdk" };
+const maxSummary = 64 << 10; // bytes of a record
 const summaryKey = "claude.summary-js/"; // and the project: the key of a record of the session
 const beside = 60_000; // milliseconds since the last event that an import has read, if the agent goes on while it reads
 const stampKey = ".import.stamp"; // a record of a session that an import has read from its file
@@ -133,7 +134,10 @@ export class TurnstoneSessionStore implements SessionStore {
 		s.fold(fresh);
 		const usage = fresh.flatMap((line) => s.count(line));
 		const summary = JSON.stringify({ revision: s.revision + 1, data: s.summary });
-		const records = t.subpath ? [] : [{ key: summaryKey + clip(t.project), action: "set" as const, value: summary }];
+		const key = summaryKey + clip(t.project);
+		// Without a summary, for example of a prompt that is too long for a record, the SDK reads the lines.
+		const fits = Buffer.byteLength(summary) <= maxSummary;
+		const records: RecordChange[] = t.subpath ? [] : [fits ? { key, action: "set", value: summary } : { key, action: "delete" }];
 		const result = await s.session.commit({ nodes, expected: s.revision, turn, usage, records });
 		if (result.revision !== s.revision + 1) {
 			t.stands = undefined; // It was stored before, and others have gone on.

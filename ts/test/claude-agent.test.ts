@@ -167,6 +167,16 @@ test("lines that are stored are no failure if the title is not", async () => {
 	expect((await db.list()).sessions.map((s) => s.name)).toEqual(["A title"]);
 });
 
+test("lines are stored also if their summary is too long", async () => {
+	const [store, k] = [new TurnstoneSessionStore(await open()), { projectKey: "p", sessionId: randomUUID() }];
+	const entries = [said("u1", null, "hello"), { type: "last-prompt", lastPrompt: "x".repeat(70_000) }, said("u2", "u1", "more")];
+	await store.append(k, entries);
+	expect(await store.listSessionSummaries("p")).toEqual([]);
+	await store.append(k, [{ type: "last-prompt", lastPrompt: "short" }]);
+	expect((await store.listSessionSummaries("p")).map((s) => s.sessionId)).toEqual([k.sessionId]);
+	expect(await store.load(k)).toEqual([...entries, { type: "last-prompt", lastPrompt: "short" }]);
+});
+
 test("sessions have a title, a model, usage and branches", async () => {
 	const db = await open(newStore());
 	const store = new TurnstoneSessionStore(db, { group: "team" });

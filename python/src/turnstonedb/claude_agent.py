@@ -39,6 +39,7 @@ _PROJECT = "claude.project"
 _IDENTITY = "import.identity"
 _FORMAT = ".import.format"
 _MIRROR = {_FORMAT: "claude-code", ".import.mirror": "claude-agent-sdk"}
+_MAX_SUMMARY = 64 << 10  # bytes of a record
 _SUMMARY = "claude.summary/"  # and the project: the key of a record of the session
 _STAMP = ".import.stamp"  # a record of a session that an import has read from its file
 
@@ -133,8 +134,9 @@ class TurnstoneSessionStore(SessionStore):
         was = t.copy()
         t.fold(new)
         usage = [u for line in new for u in t.count(line)]
-        summary = {"revision": t.revision + 1, "data": t.summary}
-        records = [RecordChange.set(_SUMMARY + t.project_text, json.dumps(summary).encode())] if not t.subpath else []
+        key, summary = _SUMMARY + t.project_text, json.dumps({"revision": t.revision + 1, "data": t.summary}).encode()
+        # Without a summary, for example of a prompt that is too long for a record, the SDK reads the lines.
+        records = [] if t.subpath else [RecordChange.set(key, summary) if len(summary) <= _MAX_SUMMARY else RecordChange.delete(key)]
         try:
             result = await t.handle.commit(nodes, expected=t.revision, turn=turn, usage=usage, records=records)
         except BaseException:
