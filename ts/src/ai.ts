@@ -83,12 +83,13 @@ export class TurnstoneChats<Message extends UIMessage = UIMessage> {
 		}
 	}
 
-	/** Lists chats, the most recently saved first: a page of them. `next` is `after` of the next page, and absent on the last one. */
+	/** Lists chats, the most recently saved first: a page of at most `limit` of them. `next` is `after` of the next page, and absent on the last one. */
 	async list(
 		options: { after?: string; limit?: number } = {},
 	): Promise<{ chats: { chatId: string; created: string; updated: string }[]; next?: string }> {
 		const { sessions, next } = await this.#client.list({ ...options, group });
-		const chats = sessions.map((i) => ({ chatId: i.id.slice(group.length + 1), created: i.created, updated: i.updated }));
+		const own = sessions.filter((i) => i.id.startsWith(`${group}/`)); // Somebody else may have put others into the group.
+		const chats = own.map((i) => ({ chatId: i.id.slice(group.length + 1), created: i.created, updated: i.updated }));
 		return next === undefined ? { chats } : { chats, next };
 	}
 

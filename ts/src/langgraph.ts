@@ -32,7 +32,7 @@ import {
 	type SerializerProtocol,
 	WRITES_IDX_MAP,
 } from "@langchain/langgraph-checkpoint";
-import { newId } from "./adapter.ts";
+import { listed, newId } from "./adapter.ts";
 import { type Client, Session } from "./client.ts";
 import { ConflictError, InvalidError, NotFoundError, RecordConflictError, SessionDeletedError, TurnstoneError } from "./errors.ts";
 import type { Commit, Create, Info, NewNode, Node, RecordChange, Ref, StoredRecord } from "./types.ts";
@@ -308,13 +308,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns the namespaces of a thread, or of all threads. */
 	async #places(thread?: unknown): Promise<Place[]> {
-		const out: Place[] = [];
-		for (let after: string | undefined = ""; after !== undefined; ) {
-			const page = await this.#client.list({ after, limit: 1000, group: thread === undefined ? group : groupOf(String(thread)) });
-			out.push(...page.sessions.flatMap((i) => this.#placeOf(i) ?? []));
-			after = page.next;
-		}
-		return thread === undefined ? out : out.filter((p) => p.thread === String(thread));
+		const found = await listed(this.#client, { group: thread === undefined ? group : groupOf(String(thread)) });
+		return found.flatMap((i) => this.#placeOf(i) ?? []).filter((p) => thread === undefined || p.thread === String(thread));
 	}
 
 	/** Returns the thread and namespace of a session of the group, or undefined if this saver has not made it. */

@@ -32,6 +32,8 @@ const byHost = "brought";
 const goneSession = "langgraph.js-migration";
 /** Bytes of a thread's name within the key of such a record. A longer name is hashed. */
 const maxGone = 400;
+/** Threads that a MigratingSaver remembers. */
+const maxKnown = 10_000;
 /** How many places are brought at once. */
 const parallel = 8;
 
@@ -276,6 +278,7 @@ export class MigratingSaver extends TurnstoneSaver {
 		if (thread_id === undefined) return;
 		const thread = String(thread_id);
 		const bringing = this.#brought.get(thread) ?? this.#namespaces(thread);
+		if (this.#brought.size >= maxKnown) this.#brought.clear(); // The store knows it as well.
 		this.#brought.set(thread, bringing);
 		await bringing.catch((e) => {
 			this.#brought.delete(thread); // The next call tries it again.

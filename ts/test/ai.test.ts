@@ -45,7 +45,9 @@ describe.each([
 			await chats.save({ chatId: "c/1", messages: other });
 			expect(await chats.load("c/1")).toEqual(other);
 			await chats.save({ chatId: "b", messages });
+			await db.create("another", { group: "ai" }); // by somebody else
 			expect((await chats.list()).chats.map((c) => c.chatId)).toEqual(["b", "c/1"]);
+			await db.delete("another");
 			const first = await chats.list({ limit: 1 });
 			expect(first.chats).toHaveLength(1);
 			expect((await chats.list({ after: first.next as string })).chats.map((c) => c.chatId)).toEqual(["c/1"]);

@@ -66,7 +66,7 @@ async def listed(client: AsyncClient, **chosen: Any) -> list[Info]:
 
     One that is updated meanwhile moves to the front of the store's list, so the list is read again until nothing is new.
     """
-    pages = _listing(chosen)
+    pages = listing(chosen)
     try:
         query = next(pages)
         while True:
@@ -78,7 +78,7 @@ async def listed(client: AsyncClient, **chosen: Any) -> list[Info]:
 
 def listed_at_once(client: Client, **chosen: Any) -> list[Info]:
     """Is `listed` for a Client."""
-    pages = _listing(chosen)
+    pages = listing(chosen)
     try:
         query = next(pages)
         while True:
@@ -88,7 +88,7 @@ def listed_at_once(client: Client, **chosen: Any) -> list[Info]:
         return found
 
 
-def _listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
+def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
     """Yields what to ask for, is sent the pages, and returns the sessions."""
     seen: dict[str, Info] = {}
     more, first = True, True
@@ -181,6 +181,7 @@ def in_commits(events: Iterable[T], size: Callable[[T], int], most: int = 200) -
 _STATE, _LARGE, _PART = "state/", "state-large", "part/"
 _MAX_RECORD = 64 << 10
 _MAX_RECORDS = 256
+_MAX_KNOWN = 1000
 
 
 class States:
@@ -267,6 +268,8 @@ class States:
 
     async def _state(self, id: str) -> tuple[AsyncSession, Record | None]:
         if id not in self._known:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
             # Using a state changes nothing in this session: otherwise a prune could take it for inactive.
             session, _ = await self._client.create(id, group=self._group, retention="all")
             self._known[id] = (session, await session.record(_LARGE))

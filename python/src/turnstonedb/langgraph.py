@@ -42,8 +42,9 @@ from . import _calls
 from ._filter import at
 from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
 from ._sync import Client
+from .adapter import listing
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
-from .types import Commit, NewNode, Record, RecordChange, Ref
+from .types import Commit, Info, NewNode, Record, RecordChange, Ref
 
 if TYPE_CHECKING:
     from ._async import AsyncClient
@@ -213,17 +214,20 @@ class _Steps:
 
     def _sessions(self, group: str) -> Steps[list[tuple[str, str, str]]]:
         """Returns id, thread and namespace of the sessions of a group."""
-        out, after = [], ""
-        while True:
-            page = yield _calls.list_sessions(after, 1000, "", group, None, None)
-            for i in page.sessions:
-                with suppress(ValueError, KeyError, TypeError):  # Somebody else has put it into the group.
-                    place = json.loads(i.name)
-                    if _session(place["thread"], place["ns"]) == i.id:
-                        out.append((i.id, place["thread"], place["ns"]))
-            after = page.next
-            if not after:
-                return out
+        pages, found = listing({"group": group}), list[Info]()
+        try:
+            query = next(pages)
+            while True:
+                query = pages.send((yield _calls.list_sessions(query["after"], query["limit"], "", query["group"], None, None)))
+        except StopIteration as e:
+            found = e.value
+        out = []
+        for i in found:
+            with suppress(ValueError, KeyError, TypeError):  # Somebody else has put it into the group.
+                place = json.loads(i.name)
+                if _session(place["thread"], place["ns"]) == i.id:
+                    out.append((i.id, place["thread"], place["ns"]))
+        return out
 
     def _namespaces(self, thread: str) -> Steps[list[tuple[str, str]]]:
         """Returns id and namespace of the sessions of a thread."""
