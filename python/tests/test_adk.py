@@ -183,6 +183,24 @@ async def test_a_session_that_others_have_appended_to_is_stale(tmp_path: Path) -
 
 
 @pytest.mark.asyncio
+async def test_an_event_that_a_rewind_took_away_is_refused_if_it_comes_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        service = TurnstoneSessions(db)
+        session = await service.create_session(app_name="a", user_id="u", session_id="s")
+        events = [said("user", text, 1_795_000_000.0 + i, **({"own": i} if i else {})) for i, text in enumerate(("one", "two", "three"))]
+        for e in events:
+            await service.append_event(session, e)
+        handle = await db.session("adk/a/u/s")
+        await handle.commit(leaf=(await handle.load()).nodes[0].id, expected="any")
+        await service.append_event(await read(service, "s"), said("user", "else", 1_795_000_009.0, own=9))
+        await service.append_event(await read(service, "s"), events[0].model_copy(deep=True))  # is there
+        for e in events[1:]:
+            with pytest.raises(TurnConflictError):
+                await service.append_event(await read(service, "s"), e.model_copy(deep=True))
+        assert len((await read(service, "s")).events) == 2
+
+
+@pytest.mark.asyncio
 async def test_state_may_be_large_and_many_change_it_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         services = [TurnstoneSessions(db) for _ in range(4)]

@@ -247,7 +247,10 @@ export class TurnstoneSessions extends BaseSessionService {
 					return event;
 				}
 				standing = await this.#renew(session, standing);
-				if (stored === "before") return event;
+				if (stored !== "before") continue;
+				if (session.events.some((e) => e.id === event.id)) return event;
+				const text = `Event ${event.id} was appended before, and a rewind has taken it away: give it another id.`;
+				throw new TurnConflictError(text, { type: "#turn-conflict" });
 			}
 		} catch (e) {
 			if (!gone(e) || outcomeUnknown(e)) throw e;

@@ -153,6 +153,22 @@ test("a session that is there is not made again, and a list shows states", async
 	expect((await service.getOrCreateSession(key)).state).toEqual({ k: 1, "user:u": 2, "app:a": 3 });
 });
 
+test("an event that a rewind took away is refused if it comes again", async () => {
+	const db = await open();
+	const service = new TurnstoneSessions(db);
+	await service.createSession(key);
+	const session = await got(service);
+	const events = [said("one"), said("two"), said("three", { k: 3 })];
+	for (const event of events) await service.appendEvent({ session, event });
+	const handle = await db.session("adk/a/u/s");
+	await handle.commit({ leaf: (await handle.load()).nodes[0]?.id as string, expected: "any" });
+	await service.appendEvent({ session: await got(service), event: said("else", { k: 4 }) });
+	await service.appendEvent({ session: await got(service), event: structuredClone(events[0] as Event) }); // is there
+	for (const event of events.slice(1))
+		await expect(got(service).then((s) => service.appendEvent({ session: s, event }))).rejects.toThrow(TurnConflictError);
+	expect((await got(service)).events.length).toBe(2);
+});
+
 test("an event and the state that it changes are stored together, and once when it is appended again", async () => {
 	const db = await open();
 	const service = new TurnstoneSessions(db);

@@ -188,12 +188,14 @@ class TurnstoneSessions(BaseSessionService):
             state = await handle.load(at=e.revision, last=1)
             if [n.payload for n in state.nodes] != [node.payload]:
                 raise
+            await _check_shown(handle, state.nodes[0].id, event.id)
             return event
         except NotFoundError as e:
             if adapter.gone(e):
                 raise session_not_found_error.SessionNotFoundError(f"Session {session.id} not found.") from e
             raise
         if results[0].revision != revision + 1:  # It was appended before.
+            await _check_shown(handle, results[0].nodes[0], event.id)
             return event
         session._storage_update_marker = _marker(handle, results[0].revision)
         session.last_update_time = event.timestamp
@@ -216,6 +218,14 @@ class TurnstoneSessions(BaseSessionService):
                 raise session_not_found_error.SessionNotFoundError(f"Session {session.id} not found.") from e
             raise
         return handle, read if marker else state.revision, _own(state)
+
+
+async def _check_shown(handle: AsyncSession, node: str, event: str) -> None:
+    """Fails if a session does not show the node of an event that was stored before: a rewind has taken it away."""
+    async for n in handle.nodes(reverse=True):
+        if n.id == node:
+            return
+    raise TurnConflictError(f"Event {event} was appended before, and a rewind has taken it away: give it another id.", {"type": "#turn-conflict"})
 
 
 def _own(state: LoadedState) -> dict[str, Any]:
