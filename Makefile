@@ -2,7 +2,7 @@
 
 modules := $(shell find . -mindepth 2 -name go.mod -exec dirname {} \;)
 
-.PHONY: test short race bench lint api python ts elixir dist ci
+.PHONY: test short race bench lint api python python-deps ts elixir dist ci
 
 test: ; go test ./...
 short: ; go test -short ./...
@@ -16,8 +16,9 @@ lint:
 api: ; go test ./tests -run API -update
 # In an environment of its own, which it makes: python3 with the module venv is needed. Of the Claude Agent SDK the source
 # is enough: its wheel has the whole of Claude Code.
-python:
+python-deps:
 	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q --no-binary claude-agent-sdk -e '.[test]' hatchling
+python: python-deps
 	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q -n 3
 # With Node 20 or later. What it needs is in ts/node_modules then.
 ts:
