@@ -432,6 +432,6 @@ func usage(e *session.Event) []head.Usage {
 	}
 	n := func(v int32) uint64 { return uint64(max(v, 0)) }
 	return []head.Usage{{
-		Model: model, Input: n(u.PromptTokenCount), Output: n(u.CandidatesTokenCount) + n(u.ThoughtsTokenCount), CachedInput: n(u.CachedContentTokenCount), Reasoning: n(u.ThoughtsTokenCount),
+		Model: model, Input: n(u.PromptTokenCount) + n(u.ToolUsePromptTokenCount), Output: n(u.CandidatesTokenCount) + n(u.ThoughtsTokenCount), CachedInput: n(u.CachedContentTokenCount), Reasoning: n(u.ThoughtsTokenCount),
 	}}
 }

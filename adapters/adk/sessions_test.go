@@ -429,7 +429,7 @@ func TestAD3_UsageIsCounted(t *testing.T) {
 	s := c.create("s", nil)
 	e := event("e", "x", nil)
 	e.Author, e.ModelVersion = "agent", "model-1"
-	e.UsageMetadata = &genai.GenerateContentResponseUsageMetadata{PromptTokenCount: 10, CandidatesTokenCount: 3, CachedContentTokenCount: 4, ThoughtsTokenCount: 2}
+	e.UsageMetadata = &genai.GenerateContentResponseUsageMetadata{PromptTokenCount: 7, ToolUsePromptTokenCount: 3, CandidatesTokenCount: 3, CachedContentTokenCount: 4, ThoughtsTokenCount: 2}
 	if err := c.AppendEvent(ctx, s, e); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from turnstonedb import AsyncClient, RecordChange
-from turnstonedb.adk import TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, event_of
+from turnstonedb.adk import TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions, _usage, event_of
 from turnstonedb.errors import TurnConflictError
 from turnstonedb.testing import alike
 
@@ -375,3 +375,8 @@ async def test_events_of_a_clock_that_is_ahead_are_found_by_their_times(tmp_path
         assert found and found.events == session.events
         await db.create("adk/b/u/s", group="adk/a/u")  # by somebody else
         assert [s.id for s in (await service.list_sessions(**of)).sessions] == ["s"]
+
+
+def test_what_tools_of_the_model_have_given_it_counts_as_input() -> None:
+    used = types.GenerateContentResponseUsageMetadata(prompt_token_count=7, tool_use_prompt_token_count=3)
+    assert [(u.model, u.input) for u in _usage(Event(author="agent", model_version="m", usage_metadata=used))] == [("m", 10)]

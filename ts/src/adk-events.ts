@@ -96,7 +96,6 @@ export function usageOf(event: Event): Usage[] {
 	const n = (count?: number) => Math.max(0, count ?? 0);
 	const model = event.modelVersion && Buffer.byteLength(event.modelVersion) <= maxModel ? event.modelVersion : "unknown";
 	const reasoning = n(u.thoughtsTokenCount);
-	return [
-		{ model, input: n(u.promptTokenCount), output: n(u.candidatesTokenCount) + reasoning, cachedInput: n(u.cachedContentTokenCount), reasoning },
-	];
+	const input = n(u.promptTokenCount) + n(u.toolUsePromptTokenCount); // what tools of the model itself have given it
+	return [{ model, input, output: n(u.candidatesTokenCount) + reasoning, cachedInput: n(u.cachedContentTokenCount), reasoning }];
 }

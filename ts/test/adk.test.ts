@@ -20,7 +20,7 @@ import {
 } from "@google/adk";
 import { onTestFinished, vi } from "vitest";
 import { TurnstoneArtifacts, TurnstoneMemory, TurnstoneSessions } from "../src/adk.ts";
-import { milliseconds, moment } from "../src/adk-events.ts";
+import { milliseconds, moment, usageOf } from "../src/adk-events.ts";
 import { Client, InvalidError, OutcomeUnknownError, Session as StoredSession, TurnConflictError } from "../src/index.ts";
 import { alike, type Random } from "../src/testing.ts";
 import { newStore, open, removeStore } from "./helpers.ts";
@@ -667,4 +667,9 @@ test("a prune leaves state, artifacts and memory of users and apps, and a sessio
 	expect(await ended).toBe("Session s not found for appendEvent");
 	expect(await sessions.getSession(key)).toBeUndefined();
 	expect((await sessions.createSession(key)).state).toEqual({ "user:u": 1, "app:a": 1, "user:n": stored - 1 });
+});
+
+test("what tools of the model have given it counts as input", () => {
+	const event = createEvent({ modelVersion: "m", usageMetadata: { promptTokenCount: 7, toolUsePromptTokenCount: 3 } });
+	expect(usageOf(event)).toMatchObject([{ model: "m", input: 10 }]);
 });

@@ -344,9 +344,10 @@ def _usage(event: Event) -> list[Usage]:
     u = event.usage_metadata
     if u is None:
         return []
-    n = [max(0, v or 0) for v in (u.prompt_token_count, u.candidates_token_count, u.thoughts_token_count, u.cached_content_token_count)]
+    counts = (u.prompt_token_count, u.candidates_token_count, u.thoughts_token_count, u.cached_content_token_count, u.tool_use_prompt_token_count)
+    n = [max(0, v or 0) for v in counts]
     model = event.model_version or ""
-    return [Usage(model if model and len(model.encode()) <= 128 else "unknown", n[0], n[1] + n[2], n[3], 0, n[2])]
+    return [Usage(model if model and len(model.encode()) <= 128 else "unknown", n[0] + n[4], n[1] + n[2], n[3], 0, n[2])]
 
 
 # Artifacts
