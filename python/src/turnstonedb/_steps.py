@@ -9,8 +9,10 @@ from typing import Any, TypeVar, cast
 
 from ._calls import Call
 from .errors import Error
+from .types import Info, Page
 
 T = TypeVar("T")
+_MAX_PAGE = 1000  # sessions in a page
 Steps = Generator[Call[Any], Any, T]
 """What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
 
@@ -64,3 +66,22 @@ def short(text: str, most: int) -> str:
     if len(text.encode()) <= most:
         return text
     return "#" + hashlib.sha256(text.encode()).hexdigest()[: most - 1]
+
+
+def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
+    """Yields what to ask for, is sent the pages, and returns the sessions."""
+    seen: dict[str, Info] = {}
+    more, first = True, True
+    while more:
+        more, after = False, ""
+        while True:
+            page = yield {"after": after, "limit": _MAX_PAGE, **chosen}
+            fresh = any(i.id not in seen for i in page.sessions)
+            seen.update((i.id, i) for i in page.sessions)
+            more = more or (fresh and page.next != "")
+            after = page.next
+            if not after or (not fresh and not first):
+                break
+        first = False
+    # Times have as many digits as they need: without the "Z" one that goes on sorts after its beginning.
+    return sorted(seen.values(), key=lambda i: (i.updated.removesuffix("Z"), i.id), reverse=True)

@@ -10,14 +10,15 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ._async import AsyncClient, AsyncSession
+from ._steps import listing
 from ._sync import Client
 from ._wire import Object
 from .errors import Error, NotFoundError, RecordConflictError
-from .types import Commit, Info, Page, Record, RecordChange, Result
+from .types import Commit, Info, Record, RecordChange, Result
 
 T = TypeVar("T")
 
@@ -86,25 +87,6 @@ def listed_at_once(client: Client, **chosen: Any) -> list[Info]:
     except StopIteration as e:
         found: list[Info] = e.value
         return found
-
-
-def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
-    """Yields what to ask for, is sent the pages, and returns the sessions."""
-    seen: dict[str, Info] = {}
-    more, first = True, True
-    while more:
-        more, after = False, ""
-        while True:
-            page = yield {"after": after, "limit": MAX_PAGE, **chosen}
-            fresh = any(i.id not in seen for i in page.sessions)
-            seen.update((i.id, i) for i in page.sessions)
-            more = more or (fresh and page.next != "")
-            after = page.next
-            if not after or (not fresh and not first):
-                break
-        first = False
-    # Times have as many digits as they need: without the "Z" one that goes on sorts after its beginning.
-    return sorted(seen.values(), key=lambda i: (i.updated.removesuffix("Z"), i.id), reverse=True)
 
 
 def outcome_unknown(error: BaseException) -> bool:

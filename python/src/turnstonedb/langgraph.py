@@ -40,9 +40,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from . import _calls
 from ._filter import at
-from ._steps import Steps, adrive, drive, from_thread, loop_of_caller, short
+from ._steps import Steps, adrive, drive, from_thread, listing, loop_of_caller, short
 from ._sync import Client
-from .adapter import listing
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Commit, Info, NewNode, Record, RecordChange, Ref
 
