@@ -213,6 +213,9 @@ func TestInputIsTheSameForAll(t *testing.T) {
 
 // Every workload of a quick run measures something, on a contestant of each sort.
 func TestWorkloadsRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a minute")
+	}
 	input := t.TempDir() + "/input"
 	if err := saveTemplates(input, synthetic()); err != nil {
 		t.Fatal(err)
