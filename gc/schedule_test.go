@@ -22,8 +22,8 @@ import (
 // left out.
 var limit = flag.Int("schedules", 0, "run at most so many schedules of each scenario, in a random order; 0 is all")
 
-// preemptions is how far TestEverySchedule goes; a long .ci/run asks for 2. With more than 1 it
-// takes all scenarios, whatever its size.
+// preemptions is the largest number of preemptions that TestEverySchedule explores. .ci/run with
+// TURNSTONE_LONG=1 asks for 2. With more than 1 the test takes all scenarios, whatever its size.
 var preemptions = flag.Int("preemptions", 1, "explore schedules with at most so many preemptions")
 
 // begin returns the records that the parties of the scenario find.
@@ -182,7 +182,7 @@ func (sc *scenario) end(e engine.Engine) error {
 // Obligation 1 of the protocol: every schedule up to a number of preemptions
 // keeps what is reachable and leaves nothing that is not.
 func TestEverySchedule(t *testing.T) {
-	every := testkit.Pick(5, 5, 16) // a long .ci/run tries all, with 2 preemptions
+	every := testkit.Pick(5, 5, 16) // .ci/run with TURNSTONE_LONG=1 tries all, with 2 preemptions
 	if *preemptions > 1 {
 		every = 1
 	}

@@ -377,6 +377,17 @@ var commits = []behaviour{
 			}
 			s.reads(p, turnstone.Scope{})
 			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
+			// A refusal is not taken for what the validator has met elsewhere.
+			s.validator = func(context.Context, string, *turnstone.Commit) error {
+				return fmt.Errorf("elsewhere: %w", errors.Join(turnstone.ErrConflict, turnstone.ErrOutcomeUnknown, turnstone.ErrSessionDeleted))
+			}
+			_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "user"}}})
+			s.is(err, turnstone.ErrRejected)
+			for _, other := range []error{turnstone.ErrConflict, turnstone.ErrOutcomeUnknown, turnstone.ErrSessionDeleted} {
+				if errors.Is(err, other) {
+					s.Errorf("%v is taken for %v", err, other)
+				}
+			}
 			s.validator = func(context.Context, string, *turnstone.Commit) error { return errHalf }
 			s.change(p, set("k", "no commit")...) // The validator is not asked.
 		},

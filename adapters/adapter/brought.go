@@ -1,5 +1,11 @@
 package adapter
 
+import (
+	"bytes"
+
+	"github.com/turnstonedb/turnstone"
+)
+
 // Brought says what a call of the method Bring did. An adapter with that method brings what its framework has in another
 // store. Bring reads what it has brought again, and compares both stores. The next call of Bring goes on where one was cut
 // off, and brings what has come since.
@@ -17,6 +23,15 @@ type Brought struct {
 // BringOptions of a method Bring.
 type BringOptions struct {
 	DryRun bool // See Brought.
+}
+
+// Common returns how many nodes at the beginning of a path are those of events: each has the kind and the payload of its
+// event.
+func Common(path []turnstone.Node, events []turnstone.NewNode) (n int) {
+	for n < min(len(path), len(events)) && path[n].Kind == events[n].Kind && bytes.Equal(path[n].Payload, events[n].Payload) {
+		n++
+	}
+	return n
 }
 
 // InCommits returns events in the groups that Bring commits: at most 200 events, and 4 MiB by what size says of each,

@@ -38,8 +38,8 @@ func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
 // owned is a handle of one of several tenants.
 type owned struct{ turnstone.Persistence }
 
-// remembers reports whether handles of a store may be remembered for a tenant. Without a tenant, only those of a store or of
-// a client itself may: what a host has put around them may serve several tenants, and does not say whose a handle is.
+// remembers reports whether an adapter may remember handles of a store. It may if the tenant is known, or if the store is one
+// of package turnstone or client itself. Any other Factory may serve several tenants without saying whose a handle is.
 func remembers(tenant string, store turnstone.Factory) bool {
 	_, isClient := store.(*client.Client)
 	return tenant != "" || isClient || reflect.TypeOf(store) == reflect.TypeOf((*turnstone.Store)(nil).Factory())
@@ -191,8 +191,8 @@ func (m *remembered[T]) forget(at ...place) {
 	}
 }
 
-// Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. Of a
-// store that a host has put something around, it remembers none. It is safe for concurrent use.
+// Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. It does so
+// for a store, for a client, and for Tenants. With any other Factory it asks each time. It is safe for concurrent use.
 type Handles struct {
 	store turnstone.Factory
 	known remembered[turnstone.Persistence]

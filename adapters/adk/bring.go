@@ -23,19 +23,20 @@ import (
 )
 
 const (
-	// broughtKey is the key of a record of a session that says up to where it was brought: the time of the source, and the
-	// number of events.
+	// broughtKey is the key of the record that says what Bring has brought of a session: the time when the source updated it
+	// last, a space, and the number of events.
 	broughtKey = "migrated"
 	// byHost begins the value of that record if a host had made the session before.
 	byHost = "host "
-	// broughtRoot is what was brought of the states of users and apps: a hash of each value.
+	// broughtRoot begins the ids of two kinds of states. One has a hash of each value that Bring has brought of a user or an
+	// app, the other a key for each session of an app that Bring has brought.
 	broughtRoot = "adk-migration"
 )
 
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
-// and so is a value of state that somebody has set here. The state of a user without sessions is not brought, nor that of an
-// app without: the other service does not show them. A session that was brought and deleted here is not brought again.
+// and so is a value of state that somebody has set here. Bring does not bring again what somebody has deleted here since. A
+// service shows the state of users and apps with their sessions only: without a session, Bring does not find it.
 func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
@@ -45,13 +46,13 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 		}
 		shared := map[string]state{}
 		note := adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID)
-		known, err := s.states.Read(ctx, note) // the sessions that were brought: what a host has deleted since does not come again
+		known, err := s.states.Read(ctx, note)
 		if err != nil {
 			return out, fmt.Errorf("adk: %w", err)
 		}
 		for _, of := range listed.Sessions {
 			out.Found++
-			key := adapter.Short(adapter.Join("", of.UserID(), of.ID())[1:], 400)
+			key := recordKey("", of.UserID(), of.ID())
 			_, before := known[key]
 			d, here, err := s.bring(ctx, from, of, before, o, out)
 			if err == nil && here && !before && !o.DryRun {
@@ -127,8 +128,9 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			}
 			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
 		}
-		both := min(len(want), len(st.Nodes))
-		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || !begins(st.Nodes, want[:both]) { // A host has gone back, or on.
+		both := adapter.Common(st.Nodes, nodesOf(want))
+		// A host may have gone back behind what was brought, or have other events.
+		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || both < min(len(st.Nodes), len(want)) {
 			out.Different = append(out.Different, id)
 			return d, false, nil
 		}
@@ -165,7 +167,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			return d, false, err
 		}
 		out.Brought += len(want) - both
-		if len(st.Nodes) < len(want) || !begins(st.Nodes, want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
+		if adapter.Common(st.Nodes, nodesOf(want)) < len(want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
 			out.Different = append(out.Different, id)
 			return d, false, nil
 		}
@@ -219,9 +221,9 @@ func (s *Sessions) add(ctx context.Context, r turnstone.Request, h turnstone.Per
 	return h, nil
 }
 
-// knowsState returns an error if the state of a session is not known as it was at an event, which is reports, or before all
-// events if is is nil: of what was brought, the other service tells only the last state.
-func knowsState(ctx context.Context, h turnstone.Persistence, is func(*turnstone.Node) bool) error {
+// knowsState returns an error if nobody knows the state that a session had at an event: of what Bring has brought, the other
+// service tells the last state only. wanted reports whether a node has that event; nil stands for the time before all events.
+func knowsState(ctx context.Context, h turnstone.Persistence, wanted func(*turnstone.Node) bool) error {
 	r, err := h.Record(ctx, broughtKey)
 	if errors.Is(err, turnstone.ErrRecordNotFound) {
 		return nil
@@ -233,21 +235,21 @@ func knowsState(ctx context.Context, h turnstone.Persistence, is func(*turnstone
 	if err != nil {
 		return err
 	}
-	var index uint64 // of the event
-	if is != nil {
+	var upto uint64 // events, with that one
+	if wanted != nil {
 		found := false
 		since, err := adapter.Newest(ctx, h, cmp.Or(i.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
-			found = is(n)
+			found = wanted(n)
 			return found
 		})
 		if err != nil || !found {
 			return err // Who rewinds says that there is none.
 		}
-		index = i.Messages - uint64(len(since))
+		upto = i.Messages - uint64(len(since)) + 1
 	}
 	_, number, done := strings.Cut(strings.TrimPrefix(string(r.Value), byHost), " ")
 	had, _ := strconv.ParseUint(number, 10, 64)
-	if !done || is == nil && had > 0 || index+1 < had {
+	if !done || upto < had {
 		return &turnstone.InvalidError{Where: "rewind", Reason: "the event was brought from another service, which does not tell what the state was then"}
 	}
 	return nil
@@ -257,6 +259,14 @@ func knowsState(ctx context.Context, h turnstone.Persistence, is func(*turnstone
 type brought struct {
 	node turnstone.NewNode
 	used []head.Usage
+}
+
+func nodesOf(events []brought) []turnstone.NewNode {
+	out := make([]turnstone.NewNode, len(events))
+	for i := range events {
+		out[i] = events[i].node
+	}
+	return out
 }
 
 // usageOf returns the tokens of events, by their models.
@@ -276,6 +286,11 @@ func usageOf(events []brought) (out []head.Usage) {
 	return out
 }
 
+// recordKey returns the key of a record with names of any length.
+func recordKey(of string, names ...string) string {
+	return of + adapter.Short(adapter.Join("", names...)[1:], 400)
+}
+
 // nodeOf returns the node of an event.
 func nodeOf(e *session.Event) (turnstone.NewNode, error) {
 	stored := *e
@@ -288,16 +303,6 @@ func nodeOf(e *session.Event) (turnstone.NewNode, error) {
 	}
 	payload, err := adapter.JSON(&stored)
 	return turnstone.NewNode{Kind: kind(e), Payload: payload}, err
-}
-
-// begins reports whether nodes begin with events.
-func begins(nodes []turnstone.Node, events []brought) bool {
-	for i, e := range events {
-		if nodes[i].Kind != e.node.Kind || !bytes.Equal(nodes[i].Payload, e.node.Payload) {
-			return false
-		}
-	}
-	return true
 }
 
 // unstorable returns an error about what a store can't keep, as one that the store itself would return.

@@ -106,10 +106,14 @@ func remember(ctx context.Context, h turnstone.Persistence, nodes []turnstone.Ne
 		if err != nil {
 			return err
 		}
+		barred := map[string]bool{}
+		for _, r := range deleted {
+			barred[r.Key] = true
+		}
 		seen := map[string]bool{}
 		fresh := slices.DeleteFunc(slices.Clone(nodes), func(n turnstone.NewNode) bool {
 			_, known := there[n.Key]
-			known = known || seen[n.Key] || slices.ContainsFunc(deleted, func(r turnstone.Record) bool { return r.Key == deletedKey(&n) })
+			known = known || seen[n.Key] || len(barred) > 0 && barred[deletedKey(&n)]
 			seen[n.Key] = true
 			return known
 		})
@@ -123,13 +127,14 @@ func remember(ctx context.Context, h turnstone.Persistence, nodes []turnstone.Ne
 	}
 }
 
-// deletedKey returns the key of the record that says that somebody has deleted an event, in Python.
+// deletedKey returns the key of the record that says that somebody has deleted the event of a node. The adapter for Python
+// makes such records.
 func deletedKey(n *turnstone.NewNode) string {
 	var e struct{ ID string }
 	if json.Unmarshal(n.Payload, &e) != nil {
 		return ""
 	}
-	return deletedPrefix + adapter.Short(adapter.Join("", e.ID)[1:], 400)
+	return recordKey(deletedPrefix, e.ID)
 }
 
 // SearchMemory implements memory.Service. Those that share the most words with the query come first.

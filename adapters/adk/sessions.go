@@ -184,9 +184,10 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 // Rewind makes an event the last one of a session, or leaves it without events if last is "". The session's own state is
 // what it was then; that of the user and the app stays. Rewind returns the session as it is then. What was appended
 // since stays in the store, where Session.Persistence leads to it, and sessions that were read before are stale. If the
-// session has no event of that id, the error matches turnstone.ErrNodeNotFound. An event before the last one that Bring has
-// brought is refused, as is one of the session that this one was forked from, and "" for either: what the state was then is
-// not known.
+// session has no event of that id, the error matches turnstone.ErrNodeNotFound.
+//
+// Rewind refuses an event, and "", if nobody knows the state of then: before the last event that Bring has brought, and
+// before the fork of a session that was forked.
 func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) (*Session, error) {
 	out, err := s.find(ctx, of.AppName(), of.UserID(), of.ID())
 	if err != nil {

@@ -44,17 +44,18 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 			continue
 		}
 		of, err := files.GetSnapshot(ctx, id)
-		if err != nil { // a damaged file
+		if err == nil && of == nil {
+			continue // Somebody has deleted it.
+		}
+		if err == nil && (of.SnapshotID != id || of.SessionID == "") {
+			err = fmt.Errorf("it is of snapshot %q in session %q", of.SnapshotID, of.SessionID)
+		}
+		if err != nil { // for example of a damaged file
 			out.Found++
 			out.Different = append(out.Different, fmt.Sprintf("%s: %v", id, err))
-		} else if of == nil {
 			continue
-		} else if of.SnapshotID != id || of.SessionID == "" {
-			out.Found++
-			out.Different = append(out.Different, fmt.Sprintf("%s: it is of snapshot %q in session %q", id, of.SnapshotID, of.SessionID))
-		} else {
-			all = append(all, of)
 		}
+		all = append(all, of)
 	}
 	// A snapshot stores what its parent has not.
 	slices.SortFunc(all, func(a, b *exp.SessionSnapshot[State]) int {
@@ -113,7 +114,8 @@ func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State]
 			if err != nil {
 				return nil, err
 			}
-			unchanged = bytes.Equal(has, want) || bytes.Equal(has, pruned) || !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody goes on with it here.
+			goesOn := !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody has saved it here.
+			unchanged = bytes.Equal(has, want) || bytes.Equal(has, pruned) || goesOn
 			different = !unchanged && !brought
 		}
 		if unchanged || different || o.DryRun {

@@ -175,22 +175,26 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 	if err != nil {
 		return nil, unless(adapter.Gone, err)
 	}
-	listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 1})
-	if err != nil || len(listed.Records) == 0 {
-		return nil, unless(adapter.Gone, err)
+	for last := ""; ; {
+		listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 1})
+		if err != nil || len(listed.Records) == 0 {
+			return nil, unless(adapter.Gone, err)
+		}
+		id := string(listed.Records[0].Value)
+		r, err := h.Record(ctx, root+"/"+id)
+		if errors.Is(err, turnstone.ErrRecordNotFound) && id != last {
+			last = id // Somebody has saved a newer one meanwhile, and the chain had too many.
+			continue
+		}
+		if err != nil {
+			return nil, unless(adapter.Gone, err)
+		}
+		of := stored[State]{session: h, record: r}
+		if err := of.row.read(r); err != nil {
+			return nil, err
+		}
+		return of.snapshot(ctx)
 	}
-	r, err := h.Record(ctx, root+"/"+string(listed.Records[0].Value))
-	if errors.Is(err, turnstone.ErrRecordNotFound) {
-		return s.GetLatestSnapshot(ctx, session) // A newer one was saved, and the chain had too many.
-	}
-	if err != nil {
-		return nil, unless(adapter.Gone, err)
-	}
-	of := stored[State]{session: h, record: r}
-	if err := of.row.read(r); err != nil {
-		return nil, err
-	}
-	return of.snapshot(ctx)
 }
 
 // isLatest reports whether a snapshot is, or will be, the one of its session that was created last.
@@ -458,7 +462,7 @@ func (s *Store[State]) base(ctx context.Context, root string, of *exp.SessionSna
 		return nil, err
 	}
 	c.Expected = head.Revision
-	same := common(messages, head.Nodes)
+	same := adapter.Common(head.Nodes, messages)
 	if of.ParentID == "" || same > 0 && same == len(head.Nodes) {
 		return head.Nodes[:same], nil
 	}
@@ -475,7 +479,7 @@ func (s *Store[State]) base(ctx context.Context, root string, of *exp.SessionSna
 	if err != nil {
 		return head.Nodes[:same], unless(missing, err)
 	}
-	return longer(head.Nodes[:same], st.Nodes[:common(messages, st.Nodes)]), nil
+	return longer(head.Nodes[:same], st.Nodes[:adapter.Common(st.Nodes, messages)]), nil
 }
 
 // missing reports whether an error says that what was to be read is not there, or not any more.
@@ -490,19 +494,11 @@ func longer(a, b []turnstone.Node) []turnstone.Node {
 	return a
 }
 
-// common returns how many messages at the beginning are those of nodes.
-func common(messages []turnstone.NewNode, nodes []turnstone.Node) (n int) {
-	for n < min(len(messages), len(nodes)) && messages[n].Kind == nodes[n].Kind && bytes.Equal(messages[n].Payload, nodes[n].Payload) {
-		n++
-	}
-	return n
-}
-
 // OnSnapshotStatusChange sends the status of a snapshot, and each one that it has later, whichever process saves it:
 // at once if the snapshot is saved through the same store or server, and otherwise within
-// turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, if there is no
-// such snapshot, and when its session is deleted, but not when Options.MaxChain deletes it. While the store fails nothing
-// is sent.
+// turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed at once if there is no such
+// snapshot, and later when ctx ends or somebody deletes the session. It stays open when Options.MaxChain deletes the
+// snapshot. While the store fails, nothing is sent.
 func (s *Store[State]) OnSnapshotStatusChange(ctx context.Context, id string) <-chan exp.SnapshotStatus {
 	out := make(chan exp.SnapshotStatus, 1)
 	go func() {

@@ -1,7 +1,6 @@
 package langchaingo
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -15,9 +14,9 @@ import (
 )
 
 // Bring adds the messages that another history has and this one has not yet. The other one may be LangChainGo's on SQLite:
-// set its Limit so that it reads all messages. Bring goes on where an earlier call was cut off. It leaves this history
-// alone if that has other messages already, or if the store can't keep one of the other's: then Different says so. After
-// Clear, Bring brings all messages again.
+// set its Limit so that it reads all messages. Bring goes on where an earlier call was cut off. After Clear it brings all
+// messages again. If this history has other messages already, or if the store can't keep a message of the other one, Bring
+// changes nothing, and Different says so.
 func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o adapter.BringOptions) (*adapter.Brought, error) {
 	out := &adapter.Brought{Found: 1}
 	for {
@@ -36,9 +35,9 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o a
 		if err != nil {
 			return nil, err
 		}
-		both := min(len(st.Nodes), len(want))
+		both := adapter.Common(st.Nodes, want)
 		switch {
-		case !begins(st.Nodes, want[:both]):
+		case both < min(len(st.Nodes), len(want)):
 			out.Different = []string{h.id}
 			return out, nil
 		case both == len(want):
@@ -61,14 +60,14 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o a
 		if st, err = h.state(ctx); err != nil {
 			return nil, err
 		}
-		if out.Brought = len(want) - both; len(st.Nodes) < len(want) || !begins(st.Nodes, want) {
+		if out.Brought = len(want) - both; adapter.Common(st.Nodes, want) < len(want) {
 			out.Different = []string{h.id}
 		}
 		return out, nil
 	}
 }
 
-// state returns the nodes of the history, and its revision: none if there is no such session.
+// state returns the session of the history as it stands. If there is no such session, the state has no nodes, and revision 0.
 func (h *History) state(ctx context.Context) (*turnstone.State, error) {
 	s, err := h.store.Session(ctx, h.id)
 	if err == nil {
@@ -81,16 +80,6 @@ func (h *History) state(ctx context.Context) (*turnstone.State, error) {
 		return &turnstone.State{}, nil
 	}
 	return nil, err
-}
-
-// begins reports whether nodes begin with messages.
-func begins(nodes []turnstone.Node, messages []turnstone.NewNode) bool {
-	for i, m := range messages {
-		if nodes[i].Kind != m.Kind || !bytes.Equal(nodes[i].Payload, m.Payload) {
-			return false
-		}
-	}
-	return true
 }
 
 // bring adds messages to a session of that revision.

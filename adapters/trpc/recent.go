@@ -147,7 +147,7 @@ func eventID(n *turnstone.Node) string {
 // Rewind makes an event the last one of a session, or leaves it without events if last is "". State, summaries and tracks
 // of the session are what they were then; the state of the user and the app stays. Rewind returns the session as it is
 // then. What was appended since stays in the store, on a branch of its own. If the session has no event of that id, the
-// error matches turnstone.ErrNodeNotFound. In a fork, events of the session that it was forked from are refused, and so is "".
+// error matches turnstone.ErrNodeNotFound. In a fork, Rewind refuses "" and the events from before the fork.
 func (s *Sessions) Rewind(ctx context.Context, key session.Key, last string) (*session.Session, error) {
 	if err := key.CheckSessionKey(); err != nil {
 		return nil, err

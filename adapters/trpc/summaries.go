@@ -117,7 +117,8 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 	return nil
 }
 
-// storeSummaries stores summaries, unless the session has gone back behind what one of them is about, or another one has its id now.
+// storeSummaries stores summaries. It fails if the session does not have the last event of each: it was rewound meanwhile, or
+// deleted and made anew.
 func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map[string]*session.Summary, parts map[string][]byte) error {
 	about := map[string]bool{} // the last events that they are about, by id
 	for _, sum := range sums {

@@ -250,6 +250,20 @@ func TestTR4_ASummaryIsStoredOnlyWhereItsEventsAre(t *testing.T) {
 			t.Errorf("%s: %d events, %+v", name, len(got.Events), got.Summaries)
 		}
 	}
+	// Events that are older than the session are summarized, and the summary is not shown, as with the in-memory service.
+	for _, old := range []services{
+		trpc.NewSessions(storetest.Memory(t), trpc.Options{Summarizer: &scripted{}}), inmemory.NewSessionService(inmemory.WithSummarizer(&scripted{})),
+	} {
+		of := must(old.CreateSession(ctx, chat, nil))
+		e := say(1, model.RoleUser, "from long ago", nil)
+		e.Timestamp = time.Now().Add(-time.Hour)
+		if err := errors.Join(old.AppendEvent(ctx, of, e), old.CreateSessionSummary(ctx, of, "", true)); err != nil {
+			t.Error(err)
+		}
+		if text, ok := old.GetSessionSummaryText(ctx, must(old.GetSession(ctx, chat))); ok {
+			t.Errorf("%T: %q", old, text)
+		}
+	}
 	// What is added meanwhile is no reason.
 	var s *trpc.Sessions
 	s = trpc.NewSessions(storetest.Memory(t), trpc.Options{Summarizer: &scripted{before: func() {

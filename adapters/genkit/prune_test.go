@@ -1,0 +1,117 @@
+package genkit_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/firebase/genkit/go/ai"
+	"github.com/firebase/genkit/go/ai/exp"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/genkit"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+// A prune of the store leaves the state that was saved last, so that the session goes on.
+func TestGK5_TheLastStateOutlivesEveryPrune(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	s := on(t, st.Factory())
+	s.save("1", "s", 1, "", 1, "a")
+	s.save("2", "s", 2, "", 2, "a", "b")
+	pending := &snapshot{SessionID: "s", ParentID: "2", Status: exp.SnapshotStatusPending, CreatedAt: begin.Add(time.Minute)}
+	if _, err := s.SaveSnapshot(ctx, "3", func(*snapshot) (*snapshot, error) { return pending, nil }); err != nil {
+		t.Fatal(err)
+	}
+	s.change("3", func(c *snapshot) { c.Status = exp.SnapshotStatusAborted })
+	if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := texts(s.get("2")); got != "2 a b" {
+		t.Error(got)
+	}
+	if _, err := s.GetSnapshot(ctx, "1"); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Error(err)
+	}
+	// What has lost its state can still be changed.
+	if got := s.change("1", func(c *snapshot) { c.Status = exp.SnapshotStatusFailed }); got.State != nil || got.Status != exp.SnapshotStatusFailed {
+		t.Errorf("%+v", got)
+	}
+	if got := s.get("1"); got.Status != exp.SnapshotStatusFailed {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A run in the background is older than what came while it worked: its state, which comes last, takes nothing from that.
+func TestGK5_TheLatestSnapshotKeepsItsStateWhateverIsSavedLast(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	s := on(t, st.Factory())
+	s.save("first", "s", 1, "", 1, "a")
+	s.parent = "first"
+	s.save("background", "s", 2, exp.SnapshotStatusPending, 2, "a")
+	s.save("foreground", "s", 3, "", 3, "a", "b")
+	s.change("background", func(of *snapshot) {
+		of.Status = exp.SnapshotStatusCompleted
+		of.State.Messages = append(of.State.Messages, ai.NewUserTextMessage("late"))
+	})
+	s.save("by an earlier clock", "s", 0, "", 4, "a", "c")
+	if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GetLatestSnapshot(ctx, "s"); err != nil || got.SnapshotID != "foreground" || len(got.State.Messages) != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// between is a store that calls a function before a record is read.
+type between struct {
+	turnstone.Factory
+	call func()
+}
+
+type betweenHandle struct {
+	turnstone.Persistence
+	of *between
+}
+
+func (b *between) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	h, err := b.Factory.Session(ctx, id)
+	return betweenHandle{h, b}, err
+}
+
+func (h betweenHandle) Record(ctx context.Context, key string) (turnstone.Record, error) {
+	if call := h.of.call; call != nil {
+		h.of.call = nil
+		call()
+	}
+	return h.Persistence.Record(ctx, key)
+}
+
+func TestGK7_TheLatestSnapshotIsReadWhileAChainGetsAnother(t *testing.T) {
+	store := storetest.Memory(t)
+	writer := snapshots{T: t, Store: genkit.NewStore[custom](store, genkit.Options{MaxChain: 1}), parent: "1"}
+	writer.save("1", "s", 1, "", 1, "a")
+	reader := genkit.NewStore[custom](&between{store, func() { writer.save("2", "s", 2, "", 2, "a", "b") }}, genkit.Options{})
+	if got, err := reader.GetLatestSnapshot(ctx, "s"); err != nil || got == nil || got.SnapshotID != "2" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A record that leads to no snapshot, whoever has left it, is told of.
+func TestGK5_ALeadToNoSnapshotIsAnError(t *testing.T) {
+	store := storetest.Memory(t)
+	s := on(t, store)
+	s.save("1", "s", 1, "", 1, "a")
+	h, err := store.Session(ctx, "genkit/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ChangeRecords(ctx, turnstone.RecordChange{Key: "genkit/1", Action: turnstone.DeleteRecord}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GetLatestSnapshot(ctx, "s"); !errors.Is(err, turnstone.ErrRecordNotFound) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
