@@ -27,9 +27,9 @@ type jobs struct {
 
 // later does a job of a session after the request that asks for the job, and logs its error with the log of
 // trpc-agent-go. If too many jobs wait, it does the job at once and returns its error.
-func (j *jobs) later(ctx context.Context, of *session.Session, what string, job func(context.Context) error) error {
-	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the job is.
-	if j.add(of.Hash, func() {
+func (j *jobs) later(request context.Context, of *session.Session, what string, job func(context.Context) error) error {
+	ctx := context.WithoutCancel(agent.CloneContext(request)) // The request may be over before the job is.
+	if j.add(workerOf(of), func() {
 		defer func() {
 			if r := recover(); r != nil {
 				log.ErrorfContext(ctx, "turnstone: the %s of session %q: panic: %v", what, of.ID, r)
@@ -41,11 +41,14 @@ func (j *jobs) later(ctx context.Context, of *session.Session, what string, job 
 	}) {
 		return nil
 	}
-	return job(ctx)
+	return job(request)
 }
 
+// workerOf returns which goroutine does the jobs of a session.
+func workerOf(of *session.Session) int { return int(uint(of.Hash) % workers) }
+
 // add reports whether a job will be done: it is not if there are too many, or after close.
-func (j *jobs) add(session int, job func()) bool {
+func (j *jobs) add(worker int, job func()) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.queues == nil && !j.closed {
@@ -63,7 +66,7 @@ func (j *jobs) add(session int, job func()) bool {
 		return false
 	}
 	select {
-	case j.queues[session%workers] <- job:
+	case j.queues[worker] <- job:
 		return true
 	default:
 		return false

@@ -7,9 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"trpc.group/trpc-go/trpc-agent-go/log"
 	"trpc.group/trpc-go/trpc-agent-go/memory"
@@ -45,7 +45,9 @@ type Memory struct {
 	tools []tool.Tool
 	jobs  jobs
 
-	extracting sync.Mutex // guards the extractor of the options, which the kit sets up for each job
+	// extracting has for each worker a kit with the extractor of the options, or nothing while an extraction has it. They are
+	// made once: a kit that is made sets up the extractor.
+	extracting [workers]chan *inmemory.MemoryService
 }
 
 var _ memory.Service = (*Memory)(nil)
@@ -56,6 +58,10 @@ var _ memory.Service = (*Memory)(nil)
 func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Memory {
 	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: slices.Clone(o)}
 	m.tools = m.kit(m.limit).Tools()
+	for i := range m.extracting {
+		m.extracting[i] = make(chan *inmemory.MemoryService, 1)
+		m.extracting[i] <- m.kit(math.MaxInt) // saveAll knows the limit.
+	}
 	return m
 }
 
@@ -74,17 +80,22 @@ type memories struct {
 	stored  map[string][]byte       // the values of records, by the ids of memories
 }
 
-// read reads the memories of a user. They have no extractor.
+// read reads the memories of a user into a kit without an extractor.
 func (m *Memory) read(ctx context.Context, of memory.UserKey) (*memories, error) {
-	return m.readInto(ctx, of, inmemory.WithExtractor(nil))
+	s, err := m.stored(ctx, of)
+	if err != nil {
+		return nil, err
+	}
+	limit := max(m.limit, len(s.stored)) // The limit may have been another one.
+	return s, s.load(ctx, of, m.kit(limit, inmemory.WithExtractor(nil)))
 }
 
-// readInto reads the memories of a user, for a kit with some options more.
-func (m *Memory) readInto(ctx context.Context, of memory.UserKey, o ...inmemory.ServiceOpt) (*memories, error) {
+// stored reads the memories of a user.
+func (m *Memory) stored(ctx context.Context, of memory.UserKey) (*memories, error) {
 	out := &memories{changed: turnstone.NoRecord, stored: map[string][]byte{}}
 	h, err := m.store.Session(ctx, adapter.Join(memoryRoot, of.AppName, of.UserID))
 	if adapter.Gone(err) {
-		return out, out.load(ctx, of, m.kit(m.limit, o...))
+		return out, nil
 	}
 	if err != nil {
 		return nil, err
@@ -109,10 +120,7 @@ func (m *Memory) readInto(ctx context.Context, of memory.UserKey, o ...inmemory.
 	if adapter.Gone(err) { // Somebody has cleared them meanwhile.
 		out, err = &memories{changed: turnstone.NoRecord, stored: map[string][]byte{}}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return out, out.load(ctx, of, m.kit(max(m.limit, len(out.stored)), o...)) // The limit may have been another one.
+	return out, err
 }
 
 // version returns the version of changedKey.
@@ -290,9 +298,10 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
 // EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
-// nothing. The memories that it finds are stored beside those that others change meanwhile, one job after the other. What
-// is too much for the limit is logged and not stored. If too many jobs wait, the call does the job itself. An error of a job
-// that is done later is logged with the log of trpc-agent-go, and the next job of the session reads the same events again.
+// nothing. Jobs of different sessions may be done at once, and those of one session one after the other. The memories that
+// they find are stored beside those that others change meanwhile. What is too much for the limit is logged and not stored. If
+// too many jobs wait, the call does the job itself. An error of a job that is done later is logged with the log of
+// trpc-agent-go, and the next job of the session reads the same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
 		return nil
@@ -306,11 +315,23 @@ func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) 
 
 // extract stores what the extractor finds in a session. The kit says how long that may take.
 func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Session) error {
-	m.extracting.Lock()
-	defer m.extracting.Unlock()
+	worker := m.extracting[workerOf(of)]
+	var kit *inmemory.MemoryService
+	select {
+	case kit = <-worker:
+	case <-ctx.Done(): // of a request that does the job itself
+		return ctx.Err()
+	}
+	defer func() {
+		_ = kit.ClearMemories(context.WithoutCancel(ctx), key)
+		worker <- kit
+	}()
 	reading, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	s, err := m.readInto(reading, key)
+	s, err := m.stored(reading, key)
+	if err == nil {
+		err = s.load(reading, key, kit)
+	}
 	if err != nil {
 		return err
 	}

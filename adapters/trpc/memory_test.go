@@ -320,6 +320,58 @@ func TestTR11_AnExtractionChangesMemoriesAtTheLimit(t *testing.T) {
 	}
 }
 
+// waits is an extractor whose calls wait until all of them are told to go on.
+type waits struct {
+	finds
+	busy chan struct{}
+	goOn chan struct{}
+}
+
+func (w *waits) Extract(ctx context.Context, messages []model.Message, known []*memory.Entry) ([]*extractor.Operation, error) {
+	w.busy <- struct{}{}
+	<-w.goOn
+	return w.finds.Extract(ctx, messages, known)
+}
+
+// Sessions are extracted at once, and one session by one job after the other; a request that has to wait for its own ends
+// with it.
+func TestTR11_SessionsAreExtractedAtOnce(t *testing.T) {
+	w := &waits{busy: make(chan struct{}), goOn: make(chan struct{})}
+	m := trpc.NewMemory(storetest.Memory(t), 0, inmemory.WithExtractor(w))
+	job := func(ctx context.Context, hash int) error {
+		s := &session.Session{AppName: "a", UserID: "u", ID: fmt.Sprint(hash), Hash: hash}
+		s.Events = append(s.Events, *say(0, model.RoleUser, fmt.Sprint("says ", hash), nil))
+		return m.EnqueueAutoMemoryJob(ctx, s)
+	}
+	for _, hash := range []int{-1, 1, 2} { // -1 is of the same goroutine as 0.
+		if err := job(ctx, hash); err != nil {
+			t.Fatal(err)
+		}
+		<-w.busy
+	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	var err error
+	for n := 0; n < 1000 && err == nil; n++ { // until too many wait
+		err = job(gone, -1)
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	go func() {
+		for range w.busy { // those that wait
+		}
+	}()
+	close(w.goOn)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	close(w.busy)
+	if all := must(m.ReadMemories(ctx, memory.UserKey{AppName: "a", UserID: "u"}, 0)); len(all) != 3 {
+		t.Errorf("%d memories", len(all))
+	}
+}
+
 // failing is a store that makes no session.
 type failing struct{ turnstone.Factory }
 
