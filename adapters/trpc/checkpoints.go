@@ -97,27 +97,32 @@ func (c *Checkpoints) GetTuple(ctx context.Context, config map[string]any) (*gra
 		return nil, err
 	}
 	h, err := c.store.Session(ctx, graphID(lineage, namespace))
-	if err == nil && id == "" {
-		var latest place
-		if latest, _, err = placeOf(ctx, h, latestKey); err == nil {
-			if id = latest.ID; id == "" {
-				return nil, nil
-			}
-			if configurable, ok := config[graph.CfgKeyConfigurable].(map[string]any); ok {
-				configurable[graph.CfgKeyCheckpointID] = id
-			}
-		}
+	if adapter.Gone(err) {
+		return nil, nil
 	}
-	var p place
-	if err == nil {
-		p, _, err = placeOf(ctx, h, recordKey(checkpointKey, id))
+	if err != nil {
+		return nil, err
+	}
+	key := latestKey
+	if id != "" {
+		key = recordKey(checkpointKey, id)
 	}
 	var t *graph.CheckpointTuple
+	p, _, err := placeOf(ctx, h, key)
 	if err == nil && p.ID != "" {
 		t, err = read(ctx, h, lineage, namespace, &p)
 	}
+	if err == nil && t == nil && id == "" && p.ID != "" { // Hosts whose clocks differ have put others since, and it was pruned.
+		var some []*graph.CheckpointTuple
+		if some, err = c.list(ctx, lineage, namespace, &graph.CheckpointFilter{Limit: 1}); len(some) > 0 {
+			t = some[0]
+		}
+	}
 	if adapter.Gone(err) {
-		err = nil
+		return nil, nil
+	}
+	if configurable, ok := config[graph.CfgKeyConfigurable].(map[string]any); ok && t != nil && id == "" {
+		configurable[graph.CfgKeyCheckpointID] = t.Checkpoint.ID
 	}
 	return t, err
 }

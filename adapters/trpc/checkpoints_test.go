@@ -122,6 +122,42 @@ func TestTR9_CheckpointsAtOnceAreAllThere(t *testing.T) {
 	}
 }
 
+// Hosts whose clocks differ put a checkpoint after one of a later time. When that is pruned, the latest one is the next.
+func TestTR9_WhenTheLatestCheckpointIsPrunedTheNextOneIs(t *testing.T) {
+	store := storetest.Memory(t)
+	s := trpc.NewCheckpoints(store, trpc.CheckpointOptions{})
+	at := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	put := func(id string, after time.Duration) {
+		t.Helper()
+		c := graph.NewCheckpoint(map[string]any{"id": id}, nil, nil)
+		c.ID, c.Timestamp = id, at.Add(after)
+		if _, err := s.Put(t.Context(), graph.PutRequest{Config: graph.CreateCheckpointConfig("l", "", "ns"), Checkpoint: c}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(want string) {
+		t.Helper()
+		config := graph.CreateCheckpointConfig("l", "", "ns")
+		got, err := s.GetTuple(t.Context(), config)
+		if err != nil || got == nil || got.Checkpoint.ID != want || got.Checkpoint.ChannelValues["id"] != want || graph.GetCheckpointID(config) != want {
+			t.Errorf("%+v, %v; want %q", got, err, want)
+		}
+	}
+	put("a", 0)
+	put("b", 9*time.Second)
+	put("c", 3*time.Second)
+	is("b")
+	if _, err := store.(turnstone.Operator).Prune(t.Context(), gc.PruneOptions{Revisions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	is("c")
+	if got, err := s.GetTuple(t.Context(), graph.CreateCheckpointConfig("l", "b", "ns")); got != nil || err != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	put("d", 10*time.Second)
+	is("d")
+}
+
 // After a prune the latest checkpoint and its writes are there, and older ones are not listed.
 func TestTR9_APruneLeavesTheLatestCheckpoint(t *testing.T) {
 	store := storetest.Memory(t)
