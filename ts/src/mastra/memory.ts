@@ -48,7 +48,7 @@ const maxSources = 60;
 /** Messages of any threads that a commit has: it has at most 64 sessions. */
 const maxChanged = 30;
 /** The id of a copy that a call with the id of a new thread has made. */
-const copyForm = /^[0-9a-f]{64}$/;
+const copyForm = /^copy-[0-9a-f]{64}$/;
 
 /** Threads, messages and resources. */
 export class TurnstoneMemory extends ResourceMemory {
@@ -168,9 +168,9 @@ export class TurnstoneMemory extends ResourceMemory {
 		// A call that was cut off and is made again with the same new id replaces the copies that it had made, and deletes those of what is not in the source any more.
 		const copyOf = (m: MastraDBMessage) =>
 			newThreadId
-				? createHash("sha256")
+				? `copy-${createHash("sha256")
 						.update(JSON.stringify([id, m.id]))
-						.digest("hex")
+						.digest("hex")}`
 				: randomUUID();
 		const messageIdMap = Object.fromEntries(messages.map((m) => [m.id, copyOf(m)]));
 		const copies = messages.map((m) => ({ ...m, id: messageIdMap[m.id] as string, resourceId: resourceId || m.resourceId }));
