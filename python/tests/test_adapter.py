@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnstonedb import AsyncClient, RecordConflictError, adapter
+from turnstonedb import AsyncClient, RecordConflictError, _steps, adapter
 
 
 def test_ids_of_names_are_those_of_go_and_javascript() -> None:
@@ -72,8 +72,21 @@ async def test_states_are_whole_whoever_changes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_so_many_states_are_remembered_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_MAX_KNOWN", 2)
+    async with await AsyncClient.open(tmp_path, idle=2) as db:
+        states = adapter.States(db, "group")
+        for n in range(2):
+            for id in "abc":
+                await states.commit({id: {"n": b"%d" % n}})
+                assert len(states._known) <= 2
+        await states.commit({id: {"n": b"all"} for id in "abc"})  # at once
+        assert [await states.read(id) for id in "abc"] == [{"n": b"all"}] * 3
+
+
+@pytest.mark.asyncio
 async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "MAX_PAGE", 3)
+    monkeypatch.setattr(_steps, "MAX_PAGE", 3)
     async with await AsyncClient.open(tmp_path, idle=2) as db:
         sessions = [(await db.create(f"s{i}", group="g"))[0] for i in range(12)]
         listed = db.list
@@ -90,6 +103,7 @@ async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monk
 
         monkeypatch.setattr(db, "list", busy)
         assert {i.id for i in await adapter.listed(db, group="g")} == {f"s{i}" for i in range(12)}
+        assert calls > 8
 
 
 def test_events_are_in_commits() -> None:

@@ -14,7 +14,7 @@ import pytest
 from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
-from turnstonedb import AsyncClient, NewNode, adapter, claude_agent
+from turnstonedb import AsyncClient, NewNode, _steps, adapter, claude_agent
 from turnstonedb._async import AsyncSession
 from turnstonedb._server import command
 from turnstonedb.claude_agent import TurnstoneSessionStore
@@ -273,7 +273,8 @@ async def test_long_after_an_import_a_line_that_is_equal_to_one_of_it_is_new(sto
 
 @pytest.mark.asyncio
 async def test_sessions_of_a_project_are_its_own_and_are_listed_over_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "MAX_PAGE", 2)
+    for module in (adapter, _steps):
+        monkeypatch.setattr(module, "MAX_PAGE", 2)
     async with opened(tmp_path) as db:
         store, k = TurnstoneSessionStore(db), key()
         other = key("-home-bob-trip", k["session_id"])

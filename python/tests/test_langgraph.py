@@ -21,6 +21,7 @@ from langgraph.types import Command, interrupt
 
 import turnstonedb
 from serving import serving
+from turnstonedb import _calls, _steps
 from turnstonedb import _server as server
 from turnstonedb.langgraph import AsyncTurnstoneSaver, TurnstoneSaver
 
@@ -226,6 +227,23 @@ def test_a_saver_says_how_many_checkpoints_a_prune_leaves(db: turnstonedb.Client
     assert len(ids(TurnstoneSaver(db), "all")) == 4
     with pytest.raises(ValueError, match="keep_last is -1"):
         TurnstoneSaver(db, keep_last=-1)
+
+
+def test_a_thread_that_is_used_while_threads_are_listed_is_listed(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_steps, "MAX_PAGE", 2)
+    saver, listed = TurnstoneSaver(db), _calls.list_sessions
+    for thread in "abcde":
+        entry("1", saver, {"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    used = []
+
+    def meanwhile(*args: Any) -> Any:
+        if args[0] and not used:  # The first page is read, and a thread of the last one is used.
+            used.append(entry("2", TurnstoneSaver(db), {"configurable": {"thread_id": "a", "checkpoint_ns": ""}}))
+        return listed(*args)
+
+    monkeypatch.setattr(_calls, "list_sessions", meanwhile)
+    assert {t.config["configurable"]["thread_id"] for t in saver.list(None)} == set("abcde")
+    assert used
 
 
 def test_channels_whose_history_was_pruned_are_not_taken_for_shorter_ones(db: turnstonedb.Client) -> None:

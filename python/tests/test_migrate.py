@@ -387,6 +387,17 @@ def test_a_migration_goes_on_when_a_host_deletes_a_thread_of_it(tmp_path: Path) 
         assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {"t/0 é", "t/2 é"}
 
 
+def test_a_saver_remembers_so_many_threads_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate_langgraph, "_MAX_KNOWN", 2)
+    with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
+        fill(old, range(4))
+        saver = MigratingSaver(client, old)
+        for i in (0, 1, 2, 3, 0):
+            config: Any = {"configurable": {"thread_id": f"t/{i} é"}}
+            assert saver.get_tuple(config).checkpoint == old.get_tuple(config).checkpoint
+            assert len(saver._known) <= 2
+
+
 def test_threads_of_thousands_of_checkpoints_come_from_any_saver(tmp_path: Path) -> None:
     old = InMemorySaver()
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}

@@ -12,9 +12,10 @@ from .errors import Error
 from .types import Info, Page
 
 T = TypeVar("T")
-_MAX_PAGE = 1000  # sessions in a page
 Steps = Generator[Call[Any], Any, T]
 """What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
+
+MAX_PAGE = 1000  # sessions or records
 
 
 async def adrive(run: Callable[[Any], Awaitable[Any]], steps: Generator[Any, Any, T]) -> T:
@@ -75,7 +76,7 @@ def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info
     while more:
         more, after = False, ""
         while True:
-            page = yield {"after": after, "limit": _MAX_PAGE, **chosen}
+            page = yield {"after": after, "limit": MAX_PAGE, **chosen}
             fresh = any(i.id not in seen for i in page.sessions)
             seen.update((i.id, i) for i in page.sessions)
             more = more or (fresh and page.next != "")

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from . import _steps
 from ._async import AsyncClient, AsyncSession
 from ._steps import listing
 from ._sync import Client
@@ -27,7 +28,8 @@ _MAX_BYTES = 4 << 20  # of the events of a commit
 MAX_ID = 512
 """How many bytes the id of a session has at most."""
 
-MAX_PAGE = 1000
+
+MAX_PAGE = _steps.MAX_PAGE
 """How many sessions or records a page has at most."""
 
 
