@@ -65,6 +65,11 @@ func Gone(err error) bool {
 	return errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted)
 }
 
+// Refused reports whether an error says that a store can't keep something, or that its validator does not want it.
+func Refused(err error) bool {
+	return errors.Is(err, turnstone.ErrInvalid) || errors.Is(err, turnstone.ErrLimit) || errors.Is(err, turnstone.ErrRejected)
+}
+
 // Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the
 // front of the store's list, so the list is read again until nothing is new.
 func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turnstone.Info, error) {

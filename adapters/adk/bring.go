@@ -26,6 +26,10 @@ const (
 	// broughtKey is the key of the record that says what Bring has brought of a session: the time when the source updated it
 	// last, a space, and the number of events.
 	broughtKey = "migrated"
+	// begun is the value of that record until all is brought.
+	begun = "begun"
+	// recent stands for that time for a minute: the source may have more events of the same time.
+	recent = "recent"
 	// byHost begins the value of that record if a host had made the session before.
 	byHost = "host "
 	// broughtRoot begins the ids of two kinds of states. One has a hash of each value that Bring has brought of a user or an
@@ -45,21 +49,19 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			return out, fmt.Errorf("adk: the other service: %w", err)
 		}
 		shared := map[string]state{}
-		note := adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID)
-		known, err := s.states.Read(ctx, note)
+		n := note{states: s.states, id: adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID), known: map[string]bool{}}
+		known, err := s.states.Read(ctx, n.id)
 		if err != nil {
 			return out, fmt.Errorf("adk: %w", err)
 		}
+		for key := range known {
+			n.known[key] = true
+		}
 		for _, of := range listed.Sessions {
 			out.Found++
-			key := recordKey("", of.UserID(), of.ID())
-			_, before := known[key]
-			d, here, err := s.bring(ctx, from, of, before, o, out)
-			if err == nil && here && !before && !o.DryRun {
-				_, err = s.states.Commit(ctx, []adapter.StateChange{{ID: note, Values: []turnstone.RecordChange{{Key: key}}}})
-			}
+			d, err := s.bring(ctx, from, of, n, o, out)
 			switch {
-			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
+			case adapter.Refused(err):
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
 			case err != nil:
 				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
@@ -67,11 +69,14 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			if d.all == nil {
 				continue // Its state can't be stored.
 			}
-			shared[adapter.Join(sessionRoot, app)], shared[adapter.Join(sessionRoot, app, of.UserID())] = d.app, d.user
+			shared[adapter.Join(sessionRoot, app)] = d.app
+			if d.user != nil {
+				shared[adapter.Join(sessionRoot, app, of.UserID())] = d.user
+			}
 		}
 		for id, values := range shared {
 			switch err := s.bringState(ctx, id, values, o, out); {
-			case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit):
+			case adapter.Refused(err):
 				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", strings.Join(adapter.Names(id), "/"), err))
 			case err != nil:
 				return out, fmt.Errorf("adk: state %q: %w", id, err)
@@ -82,143 +87,215 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 	return out, nil
 }
 
-// bring brings a session, unless a host has deleted one that was brought before. It returns what the session shows of states,
-// or the zero delta if no store can keep that, and whether the session is here as it is there.
-func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, before bool, o adapter.BringOptions, out *adapter.Brought) (d delta, here bool, err error) {
-	app, user, name := listed.AppName(), listed.UserID(), listed.ID()
-	id := adapter.Join(sessionRoot, app, user, name)
+// note says which sessions of an app were brought: a value for each, in a state of its own.
+type note struct {
+	states *adapter.States
+	id     string
+	known  map[string]bool // by the keys of values
+}
+
+func noteKey(of session.Session) string { return recordKey("", of.UserID(), of.ID()) }
+
+// add notes a session together with a commit to it.
+func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
+	var changes []adapter.StateChange
+	if !n.known[noteKey(of)] {
+		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of)}}}}
+	}
+	results, err := n.states.Commit(ctx, changes, c)
+	if err != nil {
+		return turnstone.Result{}, err
+	}
+	n.known[noteKey(of)] = true
+	return results[0], nil
+}
+
+// again reports whether Bring looks at a session again: somebody else has changed or deleted it.
+func again(err error) bool {
+	return (errors.Is(err, turnstone.ErrConflict) || adapter.Gone(err)) && !errors.Is(err, turnstone.ErrOutcomeUnknown)
+}
+
+// bring brings a session, unless a host has deleted one that was brought before. It returns what the session shows of states:
+// the zero delta if no store can keep that, and nothing of a user who has deleted the session here.
+func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, n note, o adapter.BringOptions, out *adapter.Brought) (d delta, err error) {
+	id := adapter.Join(sessionRoot, listed.AppName(), listed.UserID(), listed.ID())
 	shown := map[string]any{}
 	for k, v := range listed.State().All() {
 		shown[k] = v
 	}
 	if d, err = deltaOf(shown); err != nil {
-		return delta{}, false, unstorable(err)
+		return delta{}, unstorable(err)
 	}
-	stands := listed.LastUpdateTime().UTC().Format(time.RFC3339Nano)
 	for {
-		h, noted, st, err := s.standing(ctx, id)
+		h, was, st, err := s.there(ctx, id, standing(listed))
 		if err != nil {
-			return d, false, err
+			return d, err
 		}
-		noted, hosts := strings.CutPrefix(noted, byHost)
+		noted, hosts := strings.CutPrefix(was, byHost)
 		noted, number, _ := strings.Cut(noted, " ")
-		if noted == stands {
+		if noted == standing(listed) {
 			out.Unchanged++
-			return d, true, nil
+			return d, nil
 		}
-		if h == nil && before {
+		hosts = hosts || h != nil && noted == ""
+		if n.known[noteKey(listed)] && (h == nil || noted == "") {
 			out.Unchanged++
-			return d, false, nil // A host has deleted it.
+			d.user = nil
+			return d, nil // A host has deleted it, and may have made another one.
 		}
-		whole, err := from.Get(ctx, &session.GetRequest{AppName: app, UserID: user, SessionID: name})
+		want, late, err := wanted(ctx, from, listed)
 		if err != nil {
-			left, listing := from.List(ctx, &session.ListRequest{AppName: app, UserID: user})
-			if listing == nil && !slices.ContainsFunc(left.Sessions, func(of session.Session) bool { return of.ID() == name }) {
-				out.Unchanged++
-				return d, false, nil // Somebody has deleted it since it was listed.
-			}
-			return d, false, fmt.Errorf("the other service: %w", err)
+			return d, err
 		}
-		var want []brought
-		late := false
-		for e := range whole.Session.Events().All() {
-			n, err := nodeOf(e)
-			if err != nil {
-				return d, false, unstorable(err)
-			}
-			want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
+		if want == nil {
+			out.Unchanged++
+			return d, nil // Somebody has deleted it since it was listed.
 		}
 		both := adapter.Common(st.Nodes, nodesOf(want))
 		// A host may have gone back behind what was brought, or have other events.
 		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || both < min(len(st.Nodes), len(want)) {
 			out.Different = append(out.Different, id)
-			return d, false, nil
-		}
-		if o.DryRun {
-			out.Brought += len(want) - both
-			return d, false, nil
+			return d, nil
 		}
 		part, err := json.Marshal(d.own)
 		if err != nil {
-			return d, false, unstorable(err)
+			return d, unstorable(err)
+		}
+		// If a host has made it here, or has gone on, the state is what the host has made of it.
+		goesOn := len(st.Nodes) > len(want) || hosts
+		parts := adapter.InCommits(want[both:], func(e brought) int { return len(e.node.Payload) })
+		if len(parts) == 0 && !goesOn && !bytes.Equal(st.Contents[statePart], part) {
+			parts = [][]brought{nil} // It is the state alone that has changed.
+		}
+		done := func() {
+			out.Brought += len(want) - both
+			if len(parts) == 0 {
+				out.Unchanged++
+			}
+		}
+		if o.DryRun {
+			done()
+			return d, nil
 		}
 		checkpoint := map[string][]byte{}
 		if late {
 			checkpoint[adapter.LatePart] = nil
 		}
-		// If a host has made it here, or has gone on, the state is what the host has made of it.
-		hosts = hosts || h != nil && noted == ""
-		goesOn := len(st.Nodes) > len(want) || hosts
 		if !goesOn {
 			checkpoint[statePart] = part
 		}
-		parts := adapter.InCommits(want[both:], func(e brought) int { return len(e.node.Payload) })
-		if len(parts) == 0 && !goesOn {
-			parts = [][]brought{nil} // It is the state alone that has changed.
+		if h, err = s.add(ctx, listed, n, h, st.Revision, parts, checkpoint); again(err) {
+			continue
+		} else if err != nil {
+			return d, err
 		}
-		r := turnstone.Request{ID: id, Metadata: head.Metadata{Group: adapter.Join(sessionRoot, app, user)}}
-		if h, err = s.add(ctx, r, h, st.Revision, parts, checkpoint); err != nil {
-			if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
-				continue // Somebody else has added events.
-			}
-			return d, false, err
+		if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); again(err) {
+			continue
+		} else if err != nil {
+			return d, err
 		}
-		if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); err != nil {
-			return d, false, err
-		}
-		out.Brought += len(want) - both
 		if adapter.Common(st.Nodes, nodesOf(want)) < len(want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
+			out.Brought += len(want) - both
 			out.Different = append(out.Different, id)
-			return d, false, nil
+			return d, nil
 		}
-		note := fmt.Sprint(stands, " ", len(want))
+		value := fmt.Sprint(standing(listed), " ", len(want))
+		if time.Since(listed.LastUpdateTime()) < time.Minute {
+			value = fmt.Sprint(recent, " ", len(want))
+		}
 		if hosts {
-			note = byHost + note
+			value = byHost + value
 		}
-		_, err = h.ChangeRecords(ctx, turnstone.RecordChange{Key: broughtKey, Value: []byte(note)})
-		return d, err == nil, err
+		is := turnstone.SessionCommit{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: broughtKey, Value: []byte(value)}}}}
+		if value != was {
+			if _, err = n.add(ctx, listed, is); again(err) {
+				continue
+			}
+		}
+		done()
+		return d, err
 	}
 }
 
-// standing returns the session of an id with its events, and up to where it was brought. The session is nil if there is none.
-func (s *Sessions) standing(ctx context.Context, id string) (turnstone.Persistence, string, *turnstone.State, error) {
+// wanted returns the events of a session of another service, and whether one of them is late. It returns nil if there is no such
+// session.
+func wanted(ctx context.Context, from session.Service, of session.Session) (want []brought, late bool, err error) {
+	whole, err := from.Get(ctx, &session.GetRequest{AppName: of.AppName(), UserID: of.UserID(), SessionID: of.ID()})
+	if err != nil {
+		left, listing := from.List(ctx, &session.ListRequest{AppName: of.AppName(), UserID: of.UserID()})
+		if listing == nil && !slices.ContainsFunc(left.Sessions, func(s session.Session) bool { return s.ID() == of.ID() }) {
+			return nil, false, nil
+		}
+		return nil, false, fmt.Errorf("the other service: %w", err)
+	}
+	want = []brought{}
+	for e := range whole.Session.Events().All() {
+		n, err := nodeOf(e)
+		if err != nil {
+			return nil, false, unstorable(err)
+		}
+		want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
+	}
+	return want, late, nil
+}
+
+// standing returns what stands in broughtKey of when the source has updated a session.
+func standing(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
+
+// there returns the session of an id with its events and state, and the value of broughtKey. The session is nil if there is
+// none. What was brought at a time is not read.
+func (s *Sessions) there(ctx context.Context, id, at string) (turnstone.Persistence, string, *turnstone.State, error) {
+	st := &turnstone.State{}
 	h, err := s.store.Session(ctx, id)
+	if adapter.Gone(err) {
+		return nil, "", st, nil
+	}
+	if err != nil {
+		return nil, "", nil, err
+	}
+	r, err := h.Record(ctx, broughtKey)
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		err = nil
+	}
+	noted := string(r.Value)
+	if err == nil && !strings.HasPrefix(strings.TrimPrefix(noted, byHost), at+" ") {
+		st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}})
+	}
 	if adapter.Gone(err) {
 		return nil, "", &turnstone.State{}, nil
 	}
-	if err != nil {
-		return nil, "", nil, err
-	}
-	st, err := h.Load(ctx, turnstone.Scope{Records: []string{broughtKey}})
-	if err != nil {
-		return nil, "", nil, err
-	}
-	return h, string(st.Records[broughtKey].Value), st, nil
+	return h, noted, st, err
 }
 
-// add makes a commit of each part to a session, which the first one makes if h is nil. It returns the session.
-func (s *Sessions) add(ctx context.Context, r turnstone.Request, h turnstone.Persistence, at head.Revision, parts [][]brought, checkpoint map[string][]byte) (turnstone.Persistence, error) {
+// add makes a commit of each part to the session that is at a revision. If it is nil, the first commit makes it, and notes it.
+// It returns the session.
+func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to turnstone.Persistence, at head.Revision, parts [][]brought, checkpoint map[string][]byte) (turnstone.Persistence, error) {
 	for _, some := range parts {
-		c := turnstone.SessionCommit{Session: h, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
+		c := turnstone.SessionCommit{Session: to, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
 		for _, e := range some {
 			c.Nodes = append(c.Nodes, e.node)
 		}
-		if h == nil {
-			c.Create = &r
-			c.Commit.Records = []turnstone.RecordChange{{Key: broughtKey, Value: []byte("begun")}}
+		if to != nil {
+			results, err := s.store.CommitAll(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			at = results[0].Revision
+			continue
 		}
-		results, err := s.store.CommitAll(ctx, c)
+		c.Create = &turnstone.Request{ID: adapter.Join(sessionRoot, listed.AppName(), listed.UserID(), listed.ID())}
+		c.Create.Group = adapter.Join(sessionRoot, listed.AppName(), listed.UserID())
+		c.Commit.Records = []turnstone.RecordChange{{Key: broughtKey, Value: []byte(begun)}}
+		result, err := n.add(ctx, listed, c)
 		if err != nil {
 			return nil, err
 		}
-		at = results[0].Revision
-		if h == nil {
-			if h, err = s.store.Session(ctx, r.ID); err != nil {
-				return nil, err
-			}
+		at = result.Revision
+		if to, err = s.store.Session(ctx, c.Create.ID); err != nil {
+			return nil, err
 		}
 	}
-	return h, nil
+	return to, nil
 }
 
 // knowsState returns an error if nobody knows the state that a session had at an event: of what Bring has brought, the other
@@ -310,8 +387,8 @@ func unstorable(err error) error {
 	return &turnstone.InvalidError{Where: "a session of the other service", Reason: err.Error()}
 }
 
-// bringState sets the values of a state that are not there, or that were brought and have changed in the source since. It
-// never replaces what somebody sets meanwhile.
+// bringState sets the values of a state that were never brought and are not there, or that were brought and have changed in the
+// source since. It never replaces what somebody sets meanwhile.
 func (s *Sessions) bringState(ctx context.Context, id string, values state, o adapter.BringOptions, out *adapter.Brought) error {
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
 	for {
@@ -333,6 +410,7 @@ func (s *Sessions) bringState(ctx context.Context, id string, values state, o ad
 			has, known := there[c.Key]
 			switch {
 			case known && bytes.Equal(has, c.Value):
+			case !known && brought[c.Key] != nil: // A host has deleted it.
 			case known && string(brought[c.Key]) != sumOf(has):
 				others = append(others, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
 			default:
@@ -364,7 +442,7 @@ func (s *Sessions) setStates(ctx context.Context, id, note string, changes []tur
 			notes = append(notes, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value))})
 		}
 		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}})
-		switch bad := errors.Is(err, turnstone.ErrInvalid) || errors.Is(err, turnstone.ErrLimit); {
+		switch bad := adapter.Refused(err); {
 		case err == nil:
 		case bad && len(some) == 1:
 			refused(some[0], err)

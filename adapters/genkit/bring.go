@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,7 +13,6 @@ import (
 	"github.com/firebase/genkit/go/ai/exp"
 	"github.com/firebase/genkit/go/ai/exp/localstore"
 
-	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 )
 
@@ -69,7 +67,7 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	for _, of := range all {
 		err := s.bring(ctx, of, o, out)
 		switch {
-		case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
+		case adapter.Refused(err):
 			out.Different = append(out.Different, fmt.Sprintf("%s: %v", of.SnapshotID, err))
 		case err != nil:
 			return out, fmt.Errorf("genkit: snapshot %q: %w", of.SnapshotID, err)

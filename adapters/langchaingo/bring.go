@@ -51,7 +51,7 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o a
 		switch {
 		case errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			continue // Somebody else has added messages.
-		case errors.Is(err, turnstone.ErrInvalid), errors.Is(err, turnstone.ErrLimit): // The store has limits.
+		case adapter.Refused(err):
 			out.Different = []string{fmt.Sprintf("%s: %v", h.id, err)}
 			return out, nil
 		case err != nil:
