@@ -583,6 +583,99 @@ async def test_sessions_of_adk_that_a_host_deletes_or_takes_back_do_not_come_aga
 
 
 @pytest.mark.asyncio
+async def test_what_a_host_has_deleted_of_adk_does_not_come_into_what_it_makes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, r = InMemorySessionService(), random.Random(51)  # type: ignore[no-untyped-call]
+    for user in ("cut", "u", "w"):
+        await speak(source, "a", user, "s", r, 250)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        commit_all = client.commit_all
+
+        async def cut(*commits: Any) -> Any:
+            if len(commits) == 1:
+                raise UnavailableError("cut off")  # The second commit to a session.
+            return await commit_all(*commits)
+
+        with monkeypatch.context() as m:
+            m.setattr(client, "commit_all", cut)
+            with pytest.raises(UnavailableError):
+                await adk(source, client, ["a"])
+        target = TurnstoneSessions(client)
+        [begun] = (await target.list_sessions(app_name="a")).sessions
+        await target.delete_session(app_name="a", user_id=begun.user_id, session_id="s")
+        report = await adk(source, client, ["a"])
+        assert (report.found, report.unchanged, report.brought, report.different) == (3, 1, 500, [])
+        users = {"cut", "u", "w"} - {begun.user_id}
+        assert {s.user_id for s in (await target.list_sessions(app_name="a")).sessions} == users
+        # A host deletes a session with its user's state, and then one value of another user.
+        one, other = sorted(users)
+        await target.delete_session(app_name="a", user_id=one, session_id="s")
+        for id in (f"adk/a/{one}", f"adk-migration/adk%2Fa%2F{one}"):
+            await client.delete(id)
+        await States(client, "adk-state").commit({f"adk/a/{other}": {"u": None}})
+        for _ in range(2):
+            report = await adk(source, client, ["a"])
+            assert (report.unchanged, report.brought, report.different) == (3, 0, [])
+            if _ == 0:
+                assert "user:name" not in (await target.create_session(app_name="a", user_id=one, session_id="s")).state
+        made = await target.get_session(app_name="a", user_id=one, session_id="s")
+        assert made is not None and made.events == [] and not [k for k in made.state if k.startswith("user:")]
+        kept = await target.get_session(app_name="a", user_id=other, session_id="s")
+        assert kept is not None and len(kept.events) == 250 and "user:u" not in kept.state
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("deletes", [False, True])
+@pytest.mark.parametrize("hosts", [False, True])
+async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool, hosts: bool
+) -> None:
+    """Also into what a host has made. Whenever a host deletes a session that was brought, it stays away."""
+    source, r = InMemorySessionService(), random.Random(53)  # type: ignore[no-untyped-call]
+    for at in range(1, 7):
+        await speak(source, f"a{at}", "u", "s", r, 250)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        target, commit_all = TurnstoneSessions(client), client.commit_all
+        for at in range(1, 7):
+            if hosts:
+                made = await target.create_session(app_name=f"a{at}", user_id="u", session_id="s")
+                whole = await source.get_session(app_name=f"a{at}", user_id="u", session_id="s")
+                assert whole is not None
+                await target.append_event(made, whole.events[0].model_copy())
+            calls = 0
+
+            async def meanwhile(*commits: Any, at: int = at) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == at and deletes:
+                    await client.delete(f"adk/a{at}/u/s")
+                elif calls == at:
+                    raise UnavailableError("cut off")
+                return await commit_all(*commits)
+
+            monkeypatch.setattr(client, "commit_all", meanwhile)
+            for _ in range(3):
+                with suppress(UnavailableError):
+                    report = await adk(source, client, [f"a{at}"])
+                    assert not [d for d in report.different if d.startswith("session")]  # A host has set state as well.
+            assert (report.unchanged, report.brought) == (1, 0)
+            monkeypatch.setattr(client, "commit_all", commit_all)
+            left = await target.get_session(app_name=f"a{at}", user_id="u", session_id="s")
+            assert len(left.events) == 250 if left else deletes
+
+
+@pytest.mark.asyncio
+async def test_events_of_adk_of_the_time_of_the_last_one_come(tmp_path: Path) -> None:
+    source, r = InMemorySessionService(), random.Random(52)  # type: ignore[no-untyped-call]
+    await speak(source, "a", "u", "s", r, 2)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        assert [(await adk(source, client, ["a"])).unchanged for _ in range(2)] == [0, 1]
+        session = await source.get_session(app_name="a", user_id="u", session_id="s")
+        assert session is not None
+        await source.append_event(session, Event(author="user", timestamp=session.last_update_time))
+        assert (await adk(source, client, ["a"])).brought == 1
+
+
+@pytest.mark.asyncio
 async def test_what_the_store_refuses_of_adk_is_named_and_the_rest_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = InMemorySessionService()  # type: ignore[no-untyped-call]
     await source.create_session(app_name="a", user_id="u", session_id="s" * 600, state={"user:kept": 1})

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import adapter
-from .._async import AsyncClient
+from .._async import AsyncClient, AsyncSession
 from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
-from ..types import Commit, NewNode, RecordChange, Usage
+from ..types import Commit, NewNode, RecordChange, Result, Usage
 from ._report import NOTE, Report, sqlite
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from google.adk.sessions import BaseSessionService, Session
 
 _BY_HOST = b"host "  # begins the note of a session that a host had made before
+_RECENT = "recent"  # in a note, the time of a session that was used in the last minute: the source may have more events of the same time
 _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
 
 
@@ -34,8 +35,11 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
             try:
                 of_app, of_user, _ = _states(s.state)
                 shared[adapter.join("adk", app)].update(of_app)
-                shared[adapter.join("adk", app, s.user_id)] = of_user
-                changed, brought, different = await _session(source, client, s, there, dry_run)
+                user = adapter.join("adk", app, s.user_id)
+                others, shared[user] = user in shared, of_user
+                changed, brought, different, gone = await _session(source, client, s, there, dry_run)
+                if gone and not others:
+                    del shared[user]
                 report.add(unchanged=not changed, brought=brought, different=different)
             except (ValueError, InvalidError) as e:  # what the store refuses
                 report.add(different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
@@ -76,71 +80,86 @@ class _Brought:
     def _key(self, s: Session) -> str:
         return adapter.short(adapter.join("", s.user_id, s.id)[1:], 400)
 
-    async def add(self, s: Session) -> None:
-        if s not in self:
-            await self._states.commit({self._id: {self._key(s): b""}})
-            self._known.add(self._key(s))
+    async def add(self, s: Session, commit: Any) -> Result:
+        """Notes a session together with a commit to it."""
+        results = await self._states.commit({} if s in self else {self._id: {self._key(s): b""}}, commit)
+        self._known.add(self._key(s))
+        return results[0]
 
 
-async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str]:
-    """Brings the events of a session that are not there, and its state, and verifies them. Returns whether there was anything to do, how many events it brought, and
-    what differs."""
-    from ..adk import _LATE, _ROOT, _SKEW, _STATE, _kind, _object, event_of
+async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
+    """Brings the events of a session that are not there, and its state, and verifies them. Returns whether there was anything to do, how many events it brought,
+    what differs, and whether a host has deleted it."""
+    while True:
+        try:
+            return await _once(source, client, listed, there, dry_run)
+        except (ConflictError, NotFoundError) as e:  # Somebody else has added events, or deleted it.
+            if e.outcome_unknown or not (isinstance(e, ConflictError) or adapter.gone(e)):
+                raise
+
+
+async def _once(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
+    from ..adk import _LATE, _ROOT, _SKEW, _STATE, _object, event_of
 
     app, user, name = listed.app_name, listed.user_id, listed.id
-    id = adapter.join(_ROOT, app, user, name)
-    stands = repr(listed.last_update_time)
-    while True:
-        handle, revision, has, had, hosts = None, 0, list[bytes](), 0, False
-        try:
-            handle = await client.session(id)
-            note = await handle.record(NOTE)
-            noted, _, number = note.value.removeprefix(_BY_HOST).decode().partition(" ") if note else ("", "", "")
-            if noted == stands:
-                if not dry_run:
-                    await there.add(listed)
-                return False, 0, ""
-            had = int(number or 0)
-            hosts = not note or note.value.startswith(_BY_HOST)
-            state = await handle.load()
-            revision, has = state.revision, [_text(event_of(n.payload)) for n in state.nodes]
-        except NotFoundError as e:
-            if not adapter.gone(e):
-                raise
-        if handle is None and listed in there:
-            return False, 0, ""  # A host has deleted it.
-        whole = await source.get_session(app_name=app, user_id=user, session_id=name)
-        if whole is None:
-            return False, 0, ""  # Somebody has deleted it since it was listed.
-        want = [_text(e) for e in whole.events]
-        if len(has) < had or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
-            return True, 0, f"session {'/'.join((app, user, name))!r}: its events are others"
-        new = whole.events[len(has) :]
-        if dry_run:
-            return True, len(new), ""
-        own = _states(whole.state)[2]
-        late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
-        goes_on = len(has) > len(want) or hosts  # A host has made it, or has gone on: the state is what the host has made of it.
-        try:
-            for some in adapter.in_commits(new, lambda e: len(_text(e))) or ([] if goes_on else [[]]):
-                parts = late if goes_on else {_STATE: _object(own), **late}
-                begun = [] if handle else [RecordChange.set(NOTE, b"begun")]
-                nodes = [NewNode(_kind(e), _text(e)) for e in some]
-                commit = Commit(revision, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=begun)
-                of = handle.turn(commit) if handle else client.first_turn(id, commit, group=adapter.join(_ROOT, app, user))
-                revision = (await client.commit_all(of))[0].revision
-                handle = handle or await client.session(id)
-        except ConflictError as e:
-            if e.outcome_unknown:
-                raise
-            continue  # Somebody else has added events.
-        assert handle is not None
+    stands, was = repr(listed.last_update_time), b""
+    handle, revision, has, shown = None, 0, list[bytes](), b""
+    try:
+        handle = await client.session(adapter.join(_ROOT, app, user, name))
+        note = await handle.record(NOTE)
+        was = note.value if note else b""
+    except NotFoundError as e:
+        if not adapter.gone(e):
+            raise
+    noted, _, number = was.removeprefix(_BY_HOST).decode().partition(" ")
+    if noted == stands:
+        return False, 0, "", False
+    if listed in there and not was:
+        return False, 0, "", True  # A host has deleted it, and may have made another one.
+    hosts = was.startswith(_BY_HOST) or (handle is not None and not was)
+    if handle:
         state = await handle.load(parts=[_STATE])
-        if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != _object(own)):
-            return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others"
-        await handle.change_records(RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + f"{stands} {len(want)}".encode()))
-        await there.add(listed)
-        return True, len(new), ""
+        revision, has, shown = state.revision, [_text(event_of(n.payload)) for n in state.nodes], state.contents.get(_STATE, b"")
+    whole = await source.get_session(app_name=app, user_id=user, session_id=name)
+    if whole is None:
+        return False, 0, "", False  # Somebody has deleted it since it was listed.
+    want = [_text(e) for e in whole.events]
+    if len(has) < int(number or 0) or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
+        return True, 0, f"session {'/'.join((app, user, name))!r}: its events are others", False
+    new, own = whole.events[len(has) :], _object(_states(whole.state)[2])
+    late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
+    goes_on = len(has) > len(want) or hosts  # A host has made it, or has gone on: the state is what the host has made of it.
+    commits = list(adapter.in_commits(new, lambda e: len(_text(e)))) or ([] if goes_on or shown == own else [[]])
+    if dry_run:
+        return bool(commits), len(new), "", False
+    handle = await _add(client, listed, there, handle, revision, commits, late if goes_on else {_STATE: own, **late})
+    state = await handle.load(parts=[_STATE])
+    if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != own):
+        return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others", False
+    time_of = stands if time.time() - listed.last_update_time > 60 else _RECENT
+    is_now = (_BY_HOST if hosts else b"") + f"{time_of} {len(want)}".encode()
+    if is_now != was:
+        await there.add(listed, handle.turn(Commit(0, records=[RecordChange.set(NOTE, is_now)]), records_only=True))
+    return bool(commits), len(new), "", False
+
+
+async def _add(
+    client: AsyncClient, listed: Session, there: _Brought, to: AsyncSession | None, at: int, commits: Iterable[Iterable[Event]], parts: Mapping[str, bytes]
+) -> AsyncSession:
+    """Makes commits of events to the session that is at a revision. If there is none, the first one makes it, and notes it."""
+    from ..adk import _ROOT, _kind
+
+    id = adapter.join(_ROOT, listed.app_name, listed.user_id, listed.id)
+    for some in commits:
+        begun = [] if to else [RecordChange.set(NOTE, b"begun")]
+        commit = Commit(at, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=begun)
+        if to:
+            at = (await client.commit_all(to.turn(commit)))[0].revision
+        else:
+            at = (await there.add(listed, client.first_turn(id, commit, group=adapter.join(_ROOT, listed.app_name, listed.user_id)))).revision
+            to = await client.session(id)
+    assert to is not None
+    return to
 
 
 def _text(event: Event) -> bytes:
@@ -162,7 +181,8 @@ def _used(events: Iterable[Event]) -> list[Usage]:
 
 
 async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Sets the values of a state that are not there, or that were brought and have changed in the source since. Returns the keys of the others, with what is wrong."""
+    """Sets the values of a state that were never brought and are not there, or that were brought and have changed in the source since. Returns the keys of the others,
+    with what is wrong."""
     from ..adk import _STATES
 
     states = adapter.States(client, _STATES)
@@ -177,8 +197,8 @@ async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) 
             except ValueError as e:
                 others.append((key, str(e)))
                 continue
-            if there.get(key) == content:
-                continue
+            if there.get(key) == content or (key in brought and key not in there):
+                continue  # It is there, or a host has deleted it.
             if key in there and brought.get(key) != _digest(there[key]):
                 others.append((key, "is another one"))
             else:
