@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
@@ -70,28 +71,42 @@ func Refused(err error) bool {
 	return errors.Is(err, turnstone.ErrInvalid) || errors.Is(err, turnstone.ErrLimit) || errors.Is(err, turnstone.ErrRejected)
 }
 
-// Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the
-// front of the store's list, so the list is read again until nothing is new.
+// clocksDiffer is by how much the clocks of processes that share a store may differ for Listed.
+const clocksDiffer = time.Minute
+
+// Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the front of
+// the store's list, so what was updated since is read again, until that is one page, or has no session that was there before.
 func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turnstone.Info, error) {
 	seen := map[string]turnstone.Info{}
-	for more, first := true, true; more; first = false {
-		more = false
+	var start, since time.Time
+	for {
+		pages, missed, front := 0, false, time.Time{}
 		for o := (turnstone.ListOptions{Group: group, Limit: turnstone.MaxPage}); ; {
 			page, err := store.List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
-			fresh := false
+			pages++
+			reached := false
 			for _, i := range page.Sessions {
+				if front.IsZero() {
+					front = i.Updated
+				}
 				_, known := seen[i.ID]
-				fresh = fresh || !known
-				seen[i.ID] = i
+				missed = missed || !known && (start.IsZero() || i.Created.Before(start))
+				seen[i.ID], reached = i, i.Updated.Before(since)
 			}
-			more = more || fresh && page.Next != ""
-			if o.After = page.Next; o.After == "" || !fresh && !first {
+			if o.After = page.Next; o.After == "" || reached {
 				break
 			}
 		}
+		if pages == 1 || !missed {
+			break
+		}
+		if start.IsZero() {
+			start = front
+		}
+		since = front.Add(-clocksDiffer)
 	}
 	return slices.SortedFunc(maps.Values(seen), func(a, b turnstone.Info) int {
 		return cmp.Or(b.Updated.Compare(a.Updated), strings.Compare(b.ID, a.ID))

@@ -1,12 +1,14 @@
 """What adapters share."""
 
 import asyncio
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from turnstonedb import AsyncClient, RecordConflictError, _steps, adapter
+from turnstonedb import AsyncClient, Info, Page, RecordConflictError, _steps, adapter
+from turnstonedb._steps import listing
 
 
 def test_ids_of_names_are_those_of_go_and_javascript() -> None:
@@ -104,6 +106,44 @@ async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monk
         monkeypatch.setattr(db, "list", busy)
         assert {i.id for i in await adapter.listed(db, group="g")} == {f"s{i}" for i in range(12)}
         assert calls > 8
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda page: ["0", "11", "10", "9"] if page == 0 else [],
+        lambda page: [str(page % 12)],
+        lambda page: [f"new {page} {n}" for n in range(4)],
+    ],
+    ids=["one that was not read, and then what was", "another one each time", "new ones each time"],
+)
+def test_a_list_misses_nothing_that_was_there_when_it_began_and_ends(meanwhile: Any) -> None:
+    now, infos = datetime(2026, 1, 1), list[Info]()
+
+    def update(id: str) -> None:
+        nonlocal now
+        now += timedelta(seconds=1)
+        known = next((i for i in infos if i.id == id), None)
+        if known:
+            infos.remove(known)
+        infos.insert(0, Info(id, "", 0, known.created if known else f"{now.isoformat()}Z", f"{now.isoformat()}Z"))
+
+    for n in range(12):
+        update(str(n))
+        now += timedelta(hours=1)
+    pages = listing({"group": "g"})
+    asked = next(pages)
+    for page in range(200):
+        some = [i for i in infos if not asked["after"] or i.updated < asked["after"]][:3]
+        more = some and any(i.updated < some[-1].updated for i in infos)
+        for id in meanwhile(page):
+            update(id)
+        try:
+            asked = pages.send(Page(some, some[-1].updated if more else ""))
+        except StopIteration as e:
+            assert {i.id for i in e.value} >= {str(n) for n in range(12)}
+            return
+    pytest.fail("the list does not end")
 
 
 def test_events_are_in_commits() -> None:

@@ -94,6 +94,8 @@ export async function untilStands<T>(f: () => Promise<T>): Promise<T> {
 
 /** How often `recorded` reads several pages at most: while others write steadily, each reading has something new. */
 const maxReadings = 5;
+/** At most, of processes that share a store, in milliseconds. */
+const clocksDiffer = 60_000;
 
 /**
  * Returns the records of all sessions whose keys begin with a prefix. A session may give up one key for another while several pages are read, so these are read
@@ -119,20 +121,26 @@ export async function recorded(client: Client, prefix: string): Promise<StoredRe
 
 /**
  * Returns the sessions that the options of Client.list choose, the most recently updated first. One that is updated meanwhile moves to the front of the store's
- * list, so the list is read again until nothing is new.
+ * list, so what was updated since is read again, until that is one page, or has no session that was there before.
  */
 export async function listed(client: Client, chosen: Omit<ListOptions, "after" | "limit">): Promise<Info[]> {
 	const seen = new Map<string, Info>();
-	for (let more = true, first = true; more; first = false) {
-		more = false;
-		for (let after: string | undefined; ; ) {
+	for (let start = "", since = ""; ; ) {
+		let [pages, missed, front, after] = [0, false, "", ""];
+		do {
 			const page = await client.list({ ...chosen, limit: maxPage, ...(after ? { after } : {}) });
-			const fresh = page.sessions.some((i) => !seen.has(i.id));
-			for (const i of page.sessions) seen.set(i.id, i);
-			after = page.next;
-			more ||= fresh && Boolean(after);
-			if (!after || (!fresh && !first)) break;
-		}
+			front ||= page.sessions[0]?.updated ?? "";
+			for (const i of page.sessions) {
+				missed ||= !seen.has(i.id) && (!start || compareTimes(i.created, start) < 0);
+				seen.set(i.id, i);
+			}
+			pages++;
+			const last = page.sessions.at(-1);
+			after = last && since && compareTimes(last.updated, since) < 0 ? "" : (page.next ?? "");
+		} while (after);
+		if (pages === 1 || !missed) break;
+		start ||= front;
+		since = new Date(Date.parse(front) - clocksDiffer).toISOString();
 	}
 	return [...seen.values()].sort((a, b) => compareTimes(b.updated, a.updated) || (a.id < b.id ? 1 : -1));
 }

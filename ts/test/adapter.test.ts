@@ -50,6 +50,35 @@ test("a list has all sessions of a group", async () => {
 	expect((await listed(db, {})).map((i) => i.id)).toEqual(["3", "2", "1", "0"]);
 });
 
+test("a list misses nothing that was there when it began, whatever is used meanwhile, and ends however many sessions are made", async () => {
+	const cases: Record<string, (page: number) => string[]> = {
+		"one that was not read, and then what was": (page) => (page === 0 ? ["0", "11", "10", "9"] : []),
+		"another one each time": (page) => [`${page % 12}`],
+		"new ones each time": (page) => ["a", "b", "c", "d"].map((c) => c + page),
+	};
+	for (const [name, meanwhile] of Object.entries(cases)) {
+		let [now, pages] = [Date.UTC(2026, 0, 1), 0];
+		const all: Info[] = [];
+		const update = (id: string) => {
+			now += 1000;
+			const at = all.findIndex((i) => i.id === id);
+			const created = at < 0 ? new Date(now).toISOString() : (all.splice(at, 1)[0] as Info).created;
+			all.unshift({ id, created, updated: new Date(now).toISOString() } as Info);
+		};
+		for (let i = 0; i < 12; i++, now += 3_600_000) update(`${i}`);
+		const list = async ({ after }: { after?: string }) => {
+			const sessions = all.filter((i) => !after || i.updated < after).slice(0, 3);
+			const last = sessions.at(-1)?.updated as string;
+			const next = all.some((i) => i.updated < last) ? last : undefined;
+			for (const id of meanwhile(pages)) update(id);
+			expect(pages++, `${name}: the list does not end`).toBeLessThan(200);
+			return { sessions, next };
+		};
+		const found = new Set((await listed({ list } as unknown as Client, {})).map((i) => i.id));
+		for (let i = 0; i < 12; i++) expect(found, name).toContain(`${i}`);
+	}
+});
+
 test("records of a prefix are those of all sessions, and a change is made again until nobody has come between", async () => {
 	const db = await open();
 	const keys = Array.from({ length: 1001 }, (_, i) => `k/${String(i).padStart(4, "0")}`);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from ._calls import Call
@@ -16,6 +17,7 @@ Steps = Generator[Call[Any], Any, T]
 """What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
 
 MAX_PAGE = 1000  # sessions or records
+_CLOCKS_DIFFER = timedelta(minutes=1)  # at most, of processes that share a store
 
 
 async def adrive(run: Callable[[Any], Awaitable[Any]], steps: Generator[Any, Any, T]) -> T:
@@ -70,19 +72,26 @@ def short(text: str, most: int) -> str:
 
 
 def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
-    """Yields what to ask for, is sent the pages, and returns the sessions."""
+    """Yields what to ask for, is sent the pages, and returns the sessions. What was updated since is read again, until that is one page, or has no session that was
+    there before."""
     seen: dict[str, Info] = {}
-    more, first = True, True
-    while more:
-        more, after = False, ""
+    start = since = ""
+    while True:
+        pages, missed, front, after = 0, False, "", ""
         while True:
             page = yield {"after": after, "limit": MAX_PAGE, **chosen}
-            fresh = any(i.id not in seen for i in page.sessions)
+            missed = missed or any(i.id not in seen and (not start or _digits(i.created) < start) for i in page.sessions)
             seen.update((i.id, i) for i in page.sessions)
-            more = more or (fresh and page.next != "")
-            after = page.next
-            if not after or (not fresh and not first):
+            pages, after = pages + 1, page.next
+            front = front or (_digits(page.sessions[0].updated) if page.sessions else "")
+            if not after or (page.sessions and _digits(page.sessions[-1].updated) < since):
                 break
-        first = False
-    # Times have as many digits as they need: without the "Z" one that goes on sorts after its beginning.
-    return sorted(seen.values(), key=lambda i: (i.updated.removesuffix("Z"), i.id), reverse=True)
+        if pages == 1 or not missed:
+            return sorted(seen.values(), key=lambda i: (_digits(i.updated), i.id), reverse=True)
+        start = start or front
+        since = (datetime.fromisoformat(front[:19]) - _CLOCKS_DIFFER).isoformat()
+
+
+def _digits(time: str) -> str:
+    """Returns a time as what sorts: it has as many digits as it needs, and with the "Z" one that goes on would come after its beginning."""
+    return time.removesuffix("Z")
