@@ -1,6 +1,7 @@
 """Migrations from the stores of frameworks."""
 
 import asyncio
+import itertools
 import json
 import operator
 import os
@@ -366,6 +367,47 @@ def test_a_thread_that_is_used_in_the_old_store_is_not_idle(tmp_path: Path, cut_
         assert MigratingSaver(client, old).get_tuple(config).checkpoint == old.get_tuple(config).checkpoint
         MigratingSaver(client, old).delete_thread("t/0 é")
         assert MigratingSaver(client, old).get_tuple(config) is None
+
+
+def test_a_migration_ends_when_a_thread_is_deleted_of_which_a_checkpoint_sorts_before_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, ids = InMemorySaver(), [("5", None), ("3", "5")]  # The clock of a host was behind.
+    for id, parent in ids:
+        c: Any = {**empty_checkpoint(), "id": id}
+        old.put(
+            {"configurable": {"thread_id": "t", "checkpoint_ns": "", **({"checkpoint_id": parent} if parent else {})}},
+            c,
+            {"source": "loop", "step": 1, "parents": {}},
+            {},
+        )
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    attempt, attempts, put = migrate_langgraph._attempt, itertools.count(), TurnstoneSaver.put
+
+    def bounded(*args: Any) -> Any:
+        assert next(attempts) < 10, "the migration does not end"
+        return attempt(*args)
+
+    monkeypatch.setattr(migrate_langgraph, "_attempt", bounded)
+    monkeypatch.setattr(migrate_langgraph, "_MAX_KNOWN", 1)
+    with store(tmp_path / "s") as client:
+        deleted = []
+
+        def meanwhile(self: Any, config: Any, checkpoint: Any, *args: Any) -> Any:
+            made = put(self, config, checkpoint, *args)
+            if checkpoint["id"] == "5" and not deleted:
+                deleted.append(client.delete("langgraph/t/"))
+            return made
+
+        with monkeypatch.context() as m:
+            m.setattr(TurnstoneSaver, "put", meanwhile)
+            assert langgraph(old, client).different == []
+        assert deleted
+        assert [t.checkpoint["id"] for t in TurnstoneSaver(client).list(config)] == ["5", "3"]
+    with store(tmp_path / "other") as client:  # What a saver has forgotten that it has brought comes again.
+        saver = MigratingSaver(client, old)
+        for _ in range(2):
+            assert saver.get_tuple(config).checkpoint["id"] == "5"
+            client.delete("langgraph/t/")
+            assert saver.get_tuple({"configurable": {"thread_id": "another"}}) is None
 
 
 def test_a_migration_goes_on_when_a_host_deletes_a_thread_of_it(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ export async function langgraph(
 	{ dryRun = false, progress }: { dryRun?: boolean; progress?: (report: Report) => void } = {},
 ): Promise<Report> {
 	const report: Report = { found: 0, unchanged: 0, brought: 0, different: [] };
-	const target = new TurnstoneSaver(client, source.serde);
+	const saver = () => new TurnstoneSaver(client, source.serde);
 	const places = standing(source);
 	const work = async () => {
 		for await (const place of places) {
@@ -124,7 +124,7 @@ export async function langgraph(
 			if (settled) report.unchanged++;
 			else if (dryRun) report.brought += Number.parseInt(place.stands, 10);
 			else {
-				const { brought, different } = await bring(source, target, client, place);
+				const { brought, different } = await bring(source, saver, client, place);
 				report.brought += brought;
 				if (different) report.different.push(different);
 			}
@@ -159,7 +159,7 @@ function goneKey(thread: string): string {
 /** Brings what a place lacks, verifies all of it, and notes how it stood. Returns how many checkpoints it brought. */
 async function bring(
 	source: BaseCheckpointSaver,
-	target: TurnstoneSaver,
+	saver: () => TurnstoneSaver,
 	client: Client,
 	place: Standing,
 ): Promise<{ brought: number; different?: string }> {
@@ -167,6 +167,8 @@ async function bring(
 	for (let brought = 0; ; ) {
 		const { settled, version } = await noted(client, place);
 		if (settled) return { brought };
+		// One that remembers a thread that was deleted meanwhile would refuse what goes on from that.
+		const target = saver();
 		try {
 			const [wanted, there] = [await contents(source, place), await contents(target, place)];
 			if (wanted.size === 0) return { brought }; // The source has deleted it.
@@ -178,7 +180,7 @@ async function bring(
 				}
 				const made = await client.session(sessionOf(place));
 				const { revision } = await made.info();
-				const found = await contents(new TurnstoneSaver(client, source.serde), place); // It remembers nothing.
+				const found = await contents(saver(), place); // It remembers nothing.
 				if (await read(client, goneSession, goneKey(place.thread))) {
 					// A host has deleted the thread meanwhile, and may have made it again.
 					if ([...found.keys()].every((id) => wanted.has(id))) await made.delete("keep", { expected: revision });
@@ -263,7 +265,7 @@ class DifferentError extends TurnstoneError {}
 export class MigratingSaver extends TurnstoneSaver {
 	readonly #client: Client;
 	readonly #old: BaseCheckpointSaver;
-	readonly #plain: TurnstoneSaver;
+	readonly #plain: () => TurnstoneSaver;
 	readonly #brought = new Map<string, Promise<void>>(); // by thread
 	readonly #spared = new Set<string>(); // threads that can't be brought, of which nobody knows whether they are idle
 
@@ -271,7 +273,7 @@ export class MigratingSaver extends TurnstoneSaver {
 		super(client, old.serde, options);
 		this.#client = client;
 		this.#old = old;
-		this.#plain = new TurnstoneSaver(client, old.serde, options);
+		this.#plain = () => new TurnstoneSaver(client, old.serde, options);
 	}
 
 	async #bring({ configurable: { thread_id } = {} }: RunnableConfig): Promise<void> {

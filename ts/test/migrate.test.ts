@@ -451,6 +451,30 @@ test("a thread that is used while idle ones are deleted is all there, and none i
 	expect(await new MigratingSaver(client, old).getTuple(at("t/1 é"))).toBeUndefined();
 });
 
+test("a migration ends when a thread is deleted meanwhile of which a checkpoint sorts before its parent", async () => {
+	const old = new MemorySaver();
+	const put = (id: string, parent?: string) =>
+		old.put(
+			{ configurable: { ...at("t", "").configurable, checkpoint_id: parent } },
+			{ ...emptyCheckpoint(), id },
+			{ source: "loop", step: 1, parents: {} },
+		);
+	await put("5");
+	await put("3", "5"); // by a host whose clock is behind
+	const client = await open();
+	const { put: really } = TurnstoneSaver.prototype;
+	let puts = 0;
+	const spy = vi.spyOn(TurnstoneSaver.prototype, "put").mockImplementation(async function (this: TurnstoneSaver, ...args) {
+		if (++puts > 10) throw new Error("the migration does not end");
+		const config = await really.apply(this, args);
+		if (puts === 2) await client.delete("langgraph.js/t/", "keep");
+		return config;
+	});
+	expect(await langgraph(old, client)).toMatchObject({ found: 1, different: [] });
+	spy.mockRestore();
+	expect((await all(new TurnstoneSaver(client).list(at("t", "")))).map((t) => t.checkpoint.id)).toEqual(["5", "3"]);
+});
+
 test("a thread that a host makes anew during a migration stays, however many checkpoints it has", async () => {
 	const { saver: old } = sqlite();
 	const client = await open();

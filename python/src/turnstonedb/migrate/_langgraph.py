@@ -77,7 +77,9 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
     from ..langgraph import TurnstoneSaver
 
     report = Report()
-    target = TurnstoneSaver(client, serde=source.serde)
+
+    def target() -> TurnstoneSaver:
+        return TurnstoneSaver(client, serde=source.serde)
 
     def bring(place: Place, stands: str) -> None:
         if _is_gone(client, place[0]) or _noted(client, place)[0] in (stands, _BY_HOST):
@@ -125,8 +127,11 @@ def _noted(client: Client, place: Place) -> tuple[str, str]:
         return "", "none"
 
 
-def _thread(source: Any, target: Any, client: Client, place: Place, stands: str) -> tuple[int, str]:
-    """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Returns how many it brought, and what differs."""
+def _thread(source: Any, target: Callable[[], Any], client: Client, place: Place, stands: str) -> tuple[int, str]:
+    """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Returns how many it brought, and what differs.
+
+    Each attempt has a saver of its own: one that remembers a thread that was deleted meanwhile refuses what goes on from that.
+    """
     brought = 0
     while True:
         note, version = _noted(client, place)
@@ -134,7 +139,7 @@ def _thread(source: Any, target: Any, client: Client, place: Place, stands: str)
             return brought, ""
         # Another process may bring the place meanwhile, or delete it: then it is brought again, unless a host has deleted the thread.
         with suppress(ConflictError, NotFoundError, RecordConflictError):
-            n, different = _attempt(source, target, client, place, stands, version)
+            n, different = _attempt(source, target(), client, place, stands, version)
             brought += n
             if not different or _noted(client, place)[1] == version:
                 return brought, different
@@ -208,7 +213,7 @@ def migrating() -> Any:
         def __init__(self, client: Client, old: BaseCheckpointSaver[Any], *, keep_last: int = 0) -> None:
             super().__init__(client, serde=old.serde, keep_last=keep_last)
             self._old = old
-            self._plain = TurnstoneSaver(client, serde=old.serde, keep_last=keep_last)
+            self._plain = lambda: TurnstoneSaver(client, serde=old.serde, keep_last=keep_last)
             self._known: set[str] = set()
             self._bringing = threading.Lock()
             self._spared = set[str]()
