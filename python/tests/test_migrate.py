@@ -35,7 +35,7 @@ from turnstonedb import _server as server
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.agents import TurnstoneSession
-from turnstonedb.errors import UnavailableError
+from turnstonedb.errors import NotFoundError, UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
 from turnstonedb.migrate import MigratingSaver, adk, agents, langgraph
 from turnstonedb.migrate import _langgraph as migrate_langgraph
@@ -520,6 +520,45 @@ def test_what_a_host_has_removed_does_not_come_again(tmp_path: Path) -> None:
             assert (report.found, report.unchanged, report.brought) == (2, 1, 0)
             assert report.different == ["session 'popped': its items are others"]
         assert [n.payload for n in client.session("popped").load().nodes] == [b'{"role": "user", "content": "one"}']
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_whichever_call_of_a_migration_of_agents_fails_the_next_one_brings_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool) -> None:
+    """Whenever a host clears a session that was brought, it stays away, and the others come."""
+    texts = [f"{i} é" for i in range(250)]
+
+    async def fill() -> None:
+        for at in range(1, 4):
+            session = SQLiteSession(f"s{at}", tmp_path / "db")
+            await session.add_items([{"role": "user", "content": t} for t in texts])
+            session.close()
+
+    asyncio.run(fill())
+    with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        commit_all = client.commit_all
+        for at in range(1, 4):
+            source.execute("DELETE FROM agent_sessions WHERE session_id != ?", (f"s{at}",))
+            calls = itertools.count(1)
+
+            def meanwhile(*commits: Any, at: int = at, calls: Iterator[int] = calls) -> Any:
+                if (call := next(calls)) == at and deletes:
+                    client.delete(f"s{at}")
+                elif call == at:
+                    raise UnavailableError("cut off")
+                return commit_all(*commits)
+
+            monkeypatch.setattr(client, "commit_all", meanwhile)
+            for _ in range(3):
+                with suppress(UnavailableError):
+                    report = agents(source, client)
+                    assert report.different == []
+            assert (report.found, report.unchanged, report.brought) == (1, 1, 0)
+            monkeypatch.setattr(client, "commit_all", commit_all)
+            left = []
+            with suppress(NotFoundError):
+                left = [json.loads(n.payload)["content"] for n in client.session(f"s{at}").load().nodes]
+            assert left == ([] if deletes and at == 2 else texts)  # The first call makes it, the second adds the rest.
+            source.rollback()
 
 
 async def speak(service: Any, app: str, user: str, id: str, r: random.Random, n: int) -> None:

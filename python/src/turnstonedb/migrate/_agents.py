@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import adapter
 from .._sync import Client
 from ..errors import ConflictError, InvalidError, NotFoundError
-from ..types import NewNode, RecordChange
+from ..types import Commit, NewNode, RecordChange
 from ._report import Report, sqlite
 
 _BROUGHT = "agents-migration"  # the session whose records say how many items of a session were brought: what a host has removed since does not come again
@@ -38,39 +38,54 @@ def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Call
 
 def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
     """Brings the items of a session that are not there. Returns what the report says of it."""
+    while True:
+        try:
+            return _once(client, id, items, dry_run)
+        except (ConflictError, NotFoundError) as e:  # Somebody else has added items, or deleted it.
+            if e.outcome_unknown or not (isinstance(e, ConflictError) or adapter.gone(e)):
+                raise
+
+
+def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
     from ..agents import _kind
 
     note = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
     had = _noted(client, note)
-    while True:
-        handle, revision, has = None, 0, list[Any]()
-        try:
-            handle = client.session(id)
-            state = handle.load()
-            revision, has = state.revision, [json.loads(n.payload) for n in state.nodes]
-        except NotFoundError as e:
-            if not adapter.gone(e):
-                raise
-        if handle is None and had is not None:
-            return {"unchanged": 1}  # A host has cleared it.
-        new = items[len(has) :]
-        if has[: len(items)] != items[: len(has)] or len(has) < (had or 0):
-            return {"different": f"session {id!r}: its items are others"}
-        if dry_run or (not new and had == len(items)):
-            return {"unchanged": not new, "brought": len(new)}
-        if handle is None:
-            handle, _ = client.create(id)
-        nodes = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new]
-        try:
-            for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
-                revision = handle.commit(some, expected=revision, turn=secrets.token_hex(16)).revision
-        except ConflictError:
-            continue  # Somebody else has added items.
-        if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] != items:
-            return {"different": f"session {id!r}: its items are others"}
-        side, _ = client.create(_BROUGHT, retention="all")
-        side.change_records(RecordChange.set(note, str(len(items)).encode()))
+    handle, revision, has = None, 0, list[Any]()
+    try:
+        handle = client.session(id)
+        state = handle.load()
+        revision, has = state.revision, [json.loads(n.payload) for n in state.nodes]
+    except NotFoundError as e:
+        if not adapter.gone(e):
+            raise
+        handle = None
+    if handle is None and (had is not None or not items):
+        return {"unchanged": 1}  # A host has cleared it, or there is nothing.
+    new = items[len(has) :]
+    if has[: len(items)] != items[: len(has)] or len(has) < (had or 0):
+        return {"different": f"session {id!r}: its items are others"}
+    if dry_run or (not new and had == len(items)):
         return {"unchanged": not new, "brought": len(new)}
+    side, _ = client.create(_BROUGHT, retention="all")
+
+    def brought(n: int) -> RecordChange:
+        return RecordChange.set(note, str(n).encode())
+
+    nodes = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new]
+    for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
+        commit = Commit(revision, some, secrets.token_hex(16))
+        if handle:
+            revision = client.commit_all(handle.turn(commit))[0].revision
+        else:  # It is noted as well, so that it does not come again if a host clears it before all is brought.
+            noted = side.turn(Commit(0, records=[brought(0)]), records_only=True)
+            revision = client.commit_all(client.first_turn(id, commit), noted)[0].revision
+            handle = client.session(id)
+    assert handle is not None
+    if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] != items:
+        return {"different": f"session {id!r}: its items are others"}
+    side.change_records(brought(len(items)))
+    return {"unchanged": not new, "brought": len(new)}
 
 
 def _noted(client: Client, note: str) -> int | None:
