@@ -21,7 +21,7 @@ from langgraph.types import Command, interrupt
 
 import turnstonedb
 from serving import serving
-from turnstonedb import _calls, _steps
+from turnstonedb import _calls, _steps, langgraph
 from turnstonedb import _server as server
 from turnstonedb.langgraph import AsyncTurnstoneSaver, TurnstoneSaver
 
@@ -176,6 +176,28 @@ def test_long_names_large_writes_and_savers_beside_each_other(db: turnstonedb.Cl
     one.delete_thread("t" * 900)
     assert other.get_tuple(config) is None
     put(other, {"configurable": {"thread_id": "t" * 900, "checkpoint_ns": "n/%" * 200}}, {channel: 9}, {channel: "9"}, {channel: "9"})
+
+
+def test_large_writes_are_stored_and_copied_in_requests_of_a_size_that_a_server_takes(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(langgraph, "_MAX_PAYLOADS", 250_000)
+    sizes, session_commit = [], _calls.session_commit
+
+    def measured(target: Any, made: Any, commit: Any, only: bool) -> Any:
+        sizes.append(sum(len(n.payload) for n in commit.nodes))
+        return session_commit(target, made, commit, only)
+
+    monkeypatch.setattr(_calls, "session_commit", measured)
+    saver = TurnstoneSaver(db)
+    config = entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    saver.put_writes(config, [("x", f"{i}" * 100_000) for i in range(8)], "task")
+    saver.copy_thread("t", "copy")
+    there, copied = saver.get_tuple(config), saver.get_tuple({"configurable": {"thread_id": "copy"}})
+    assert there is not None
+    assert copied is not None
+    assert copied.pending_writes == there.pending_writes
+    assert len(copied.pending_writes or ()) == 8
+    assert max(sizes) < 250_000
+    assert sum(sizes) == 2 * 8 * 100_005
 
 
 def entry(cid: str, saver: TurnstoneSaver, config: Any) -> Any:

@@ -172,17 +172,17 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const found = new Map<string, DeltaChannelHistory>(channels.map((channel) => [channel, { writes: [] }]));
 		const rest = new Map(found);
 		const passed = new Set<string>(); // A checkpoint that was put again may have one of its own descendants as its parent.
-		for (let at = channels.length > 0 ? (await this.getTuple(config))?.parentConfig : undefined; at && rest.size > 0; ) {
+		const needed = async (at: RunnableConfig) => {
+			const tuple = await this.getTuple(at);
+			if (tuple || !getCheckpointId(at)) return tuple;
+			const [names, id] = [[...rest.keys()], getCheckpointId(at)].map((v) => JSON.stringify(v));
+			throw new NotFoundError(`the channels ${names} need checkpoint ${id}, which was pruned or deleted`, { type: "#revision-pruned" });
+		};
+		for (let at = channels.length > 0 ? (await needed(config))?.parentConfig : undefined; at && rest.size > 0; ) {
 			const id = getCheckpointId(at);
 			if (passed.has(id)) break;
 			passed.add(id);
-			const tuple = await this.getTuple(at);
-			if (!tuple) {
-				const needed = JSON.stringify([...rest.keys()]);
-				throw new NotFoundError(`the channels ${needed} need checkpoint ${JSON.stringify(id)}, which was pruned or deleted`, {
-					type: "#revision-pruned",
-				});
-			}
+			const tuple = (await needed(at)) as CheckpointTuple;
 			for (const write of [...(tuple.pendingWrites ?? [])].reverse()) rest.get(write[1])?.writes.push(write);
 			for (const [channel, history] of rest) {
 				if (!Object.hasOwn(tuple.checkpoint.channel_values, channel)) continue;

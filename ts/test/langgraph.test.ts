@@ -403,4 +403,8 @@ test("channels whose history was pruned are not taken for shorter ones", async (
 	expect(await BaseCheckpointSaver.prototype.getDeltaChannelHistory.call(saver, { config, channels: ["texts"] })).toEqual({ texts });
 	await db.prune({ revisions: 1 });
 	await expect(history()).rejects.toMatchObject({ kind: "revision-pruned" });
+	const never = { configurable: { ...config.configurable, checkpoint_id: "never" } };
+	await expect(saver.getDeltaChannelHistory({ config: never, channels: ["texts"] })).rejects.toMatchObject({ kind: "revision-pruned" });
+	const none = { configurable: { thread_id: "none", checkpoint_ns: "" } };
+	expect(await saver.getDeltaChannelHistory({ config: none, channels: ["texts"] })).toEqual({ texts: { writes: [] } });
 });

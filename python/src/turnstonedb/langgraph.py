@@ -18,7 +18,7 @@ import hashlib
 import json
 import secrets
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -63,6 +63,7 @@ _KEPT = "latest"  # the name that keeps the revision of the latest checkpoint, w
 _GONE = ("session-not-found", "session-deleted", "record-not-found", "revision-pruned")  # kinds of errors
 _REPEATS = 3  # of a change that may be made more than once
 _MAX_RECORDS, _MAX_BYTES = 200, 1 << 20  # changed at once, and bytes of their values
+_MAX_NODES, _MAX_PAYLOADS = 200, 64 << 20  # committed at once, and bytes of their payloads, unless one alone has more
 _MAX_PAGE = 50  # checkpoints that are read at once
 _MAX_METADATA = 2000  # characters of metadata, as JSON, in the record of a checkpoint
 _MAX_SEEN, _MAX_SEEN_BYTES = 64, 1 << 20  # sessions whose last checkpoint is remembered, and bytes of each
@@ -140,14 +141,14 @@ def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
     return places[:n], places[n:]
 
 
-def _fitting(changes: list[RecordChange]) -> list[RecordChange]:
-    """Returns the first changes: as many as fit one request."""
-    size = 0
-    for i, c in enumerate(changes[:_MAX_RECORDS]):
-        size += len(c.value or b"")
-        if i > 0 and size > _MAX_BYTES:
-            return changes[:i]
-    return changes[:_MAX_RECORDS]
+def _fitting(all: list[T], most: int, most_bytes: int, size: Callable[[T], int]) -> list[T]:
+    """Returns the first ones: as many as fit one request."""
+    bytes = 0
+    for i, one in enumerate(all[:most]):
+        bytes += size(one)
+        if i > 0 and bytes > most_bytes:
+            return all[:i]
+    return all[:most]
 
 
 class _Recent(dict[K, V]):
@@ -590,13 +591,14 @@ class _Steps:
         repeats = 0
         while fresh or changes:
             guard = (yield from self._guard(thread, ns, born)) if born is not None else []
-            some = _fitting(changes)
+            some = _fitting(changes, _MAX_RECORDS, _MAX_BYTES, lambda c: len(c.value or b""))
             try:
                 if fresh:
-                    commit = Commit("any", fresh, turn=secrets.token_hex(16), records=guard)
+                    nodes = _fitting(fresh, _MAX_NODES, _MAX_PAYLOADS, lambda n: len(n.payload))
+                    commit = Commit("any", nodes, turn=secrets.token_hex(16), records=guard)
                     yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
                     self._heads.pop(id, None)
-                    fresh = []
+                    fresh = fresh[len(nodes) :]
                 else:
                     yield _calls.change_records(target, guard + some)
                     changes = changes[len(some) :]
@@ -731,12 +733,15 @@ class _Steps:
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
                 copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}  # It is born with its new thread.
                 yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
-            nodes, changes = [], []
+            nodes, changes = list[NewNode](), list[RecordChange]()
             for r in (yield from self._all_records({"session": id}, _WRITE)):
                 w = json.loads(r.value.partition(b"\n")[0])
                 if "node" in w:
                     nodes.append(NewNode("write", (yield _calls.node({"session": id}, "", w["node"])).payload, w["node"]))
                 changes.append(RecordChange.set(r.key, r.value))
+                if sum(len(n.payload) for n in nodes) > _MAX_PAYLOADS:
+                    yield from self._apply_writes(target, ns, nodes, changes)
+                    nodes, changes = [], []
             yield from self._apply_writes(target, ns, nodes, changes)
 
 
