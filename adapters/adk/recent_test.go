@@ -75,7 +75,13 @@ func TestAD9_EventsOfALaterTimeAreFound(t *testing.T) {
 func TestAD10_ARewindTakesTheStateAlong(t *testing.T) {
 	c := chats{t, adk.NewSessions(storetest.Memory(t))}
 	s := c.create("s", map[string]any{"k": "first"})
+	var before session.Session // event 3
 	for i := range 4 {
+		r, err := c.Get(ctx, &session.GetRequest{AppName: s.AppName(), UserID: s.UserID(), SessionID: s.ID()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before = r.Session
 		if err := c.AppendEvent(ctx, s, event(fmt.Sprint(i), fmt.Sprint("text", i), map[string]any{"k": i, fmt.Sprint("k", i): 1, "user:n": i})); err != nil {
 			t.Fatal(err)
 		}
@@ -95,6 +101,9 @@ func TestAD10_ARewindTakesTheStateAlong(t *testing.T) {
 		t.Error(err)
 	}
 	if err := c.AppendEvent(ctx, s, event("9", "stale", nil)); !errors.Is(err, turnstone.ErrConflict) {
+		t.Error(err)
+	}
+	if err := c.AppendEvent(ctx, before, event("3", "text3", map[string]any{"k": 3, "k3": 1, "user:n": 3})); !errors.Is(err, turnstone.ErrTurnConflict) {
 		t.Error(err)
 	}
 	again, err := c.Rewind(ctx, s, "")

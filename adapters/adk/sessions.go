@@ -266,11 +266,16 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		c.Checkpoint[statePart] = part
 	}
 	result, err := s.commit(ctx, of, turnstone.SessionCommit{Session: of.handle, Commit: c}, d)
-	switch {
-	case err != nil:
+	if err != nil {
 		return storedBefore(ctx, of.handle, payload, err)
-	case result.Revision != of.revision+1: // It was appended before: of has it, or is stale, which the next event finds out.
-		return checkShown(ctx, of.handle, result.Nodes[0], e.ID)
+	}
+	if result.Replayed { // It was appended before.
+		if err := checkShown(ctx, of.handle, result.Nodes[0], e.ID); err != nil {
+			return err
+		}
+		if result.Revision != of.revision+1 { // of has it, or is stale, which the next event finds out.
+			return nil
+		}
 	}
 	of.mu.Lock()
 	defer of.mu.Unlock()

@@ -188,15 +188,18 @@ async def test_an_event_that_a_rewind_took_away_is_refused_if_it_comes_again(tmp
         service = TurnstoneSessions(db)
         session = await service.create_session(app_name="a", user_id="u", session_id="s")
         events = [said("user", text, 1_795_000_000.0 + i, **({"own": i} if i else {})) for i, text in enumerate(("one", "two", "three"))]
+        before = []
         for e in events:
+            before.append(await read(service, "s"))
             await service.append_event(session, e)
         handle = await db.session("adk/a/u/s")
         await handle.commit(leaf=(await handle.load()).nodes[0].id, expected="any")
         await service.append_event(await read(service, "s"), said("user", "else", 1_795_000_009.0, own=9))
         await service.append_event(await read(service, "s"), events[0].model_copy(deep=True))  # is there
-        for e in events[1:]:
-            with pytest.raises(TurnConflictError):
-                await service.append_event(await read(service, "s"), e.model_copy(deep=True))
+        for e, then in zip(events[1:], before[1:], strict=True):
+            for s in (await read(service, "s"), then):
+                with pytest.raises(TurnConflictError):
+                    await service.append_event(s, e.model_copy(deep=True))
         assert len((await read(service, "s")).events) == 2
 
 

@@ -55,7 +55,7 @@ import { artifactRoot } from "./adk-artifacts.ts";
 import { eventOf, kindOf, milliseconds, payloadOf, usageOf, type Values } from "./adk-events.ts";
 import { type Client, Session, type SessionCommit } from "./client.ts";
 import { ConflictError, TurnConflictError } from "./errors.ts";
-import type { Info, Node } from "./types.ts";
+import type { Info, Node, Result } from "./types.ts";
 
 export { TurnstoneArtifacts } from "./adk-artifacts.ts";
 export { TurnstoneMemory } from "./adk-memory.ts";
@@ -114,7 +114,7 @@ export class TurnstoneSessions extends BaseSessionService {
 		const first = { create, turn: newId(), checkpoint: { [statePart]: partOf(own) } };
 		let revision: number | undefined;
 		try {
-			revision = await this.#commit(appName, userId, deltas, first);
+			({ revision } = await this.#commit(appName, userId, deltas, first));
 		} catch (e) {
 			if (!(e instanceof ConflictError) || e.outcomeUnknown) throw e;
 			throw new Error(`Session with id ${id} already exists.`, { cause: e });
@@ -267,7 +267,11 @@ export class TurnstoneSessions extends BaseSessionService {
 		const handle = new Session(this.#client, join(root, appName, userId, id), standing.incarnation);
 		const own = changed(standing.own, deltas.own);
 		try {
-			const revision = await this.#commit(appName, userId, deltas, {
+			const {
+				revision,
+				replayed,
+				nodes = [],
+			} = await this.#commit(appName, userId, deltas, {
 				session: handle,
 				expected: standing.revision,
 				nodes: [{ kind: kindOf(event), payload }],
@@ -278,7 +282,8 @@ export class TurnstoneSessions extends BaseSessionService {
 					...(event.timestamp > Date.now() + skew / 2 && { [latePart]: "" }),
 				},
 			});
-			return revision === standing.revision + 1 ? { ...standing, revision, own } : "before";
+			const fresh = revision === standing.revision + 1 && (!replayed || (await shows(handle, nodes[0])));
+			return fresh ? { ...standing, revision, own } : "before";
 		} catch (e) {
 			if (e instanceof ConflictError && !e.outcomeUnknown) return "stale";
 			// The event may have been stored beside another state of the session: that is no other turn.
@@ -307,14 +312,19 @@ export class TurnstoneSessions extends BaseSessionService {
 	}
 
 	/** Makes a commit, and changes the states of an app and a user, in one batch. Returns the revision. */
-	async #commit(appName: string, userId: string, deltas: Deltas, own: SessionCommit): Promise<number> {
+	async #commit(appName: string, userId: string, deltas: Deltas, own: SessionCommit): Promise<Result> {
 		const changes = new Map([
 			[join(root, appName), changeOf(deltas.app)],
 			[join(root, appName, userId), changeOf(deltas.user)],
 		]);
-		const [result] = await this.#states.commit(changes, [own]);
-		return result?.revision ?? 0;
+		return (await this.#states.commit(changes, [own]))[0] as Result;
 	}
+}
+
+/** Reports whether the path of a session has a node. */
+async function shows(handle: Session, node?: string): Promise<boolean> {
+	for await (const n of handle.nodes({ reverse: true })) if (n.id === node) return true;
+	return false;
 }
 
 function deltasOf(given: Record<string, unknown>): Deltas {

@@ -194,9 +194,10 @@ class TurnstoneSessions(BaseSessionService):
             if adapter.gone(e):
                 raise session_not_found_error.SessionNotFoundError(f"Session {session.id} not found.") from e
             raise
-        if results[0].revision != revision + 1:  # It was appended before.
+        if results[0].replayed:  # It was appended before.
             await _check_shown(handle, results[0].nodes[0], event.id)
-            return event
+            if results[0].revision != revision + 1:
+                return event
         session._storage_update_marker = _marker(handle, results[0].revision)
         session.last_update_time = event.timestamp
         return self._commit_event_to_session(session, event)

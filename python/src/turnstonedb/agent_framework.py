@@ -61,7 +61,7 @@ class TurnstoneHistory(HistoryProvider):
             handle, revision, there = None, 0, list[Message]()
             try:
                 handle = await self._client.session(id)
-                loaded = await handle.load()
+                loaded = await handle.load(last=len(messages))  # What is given again are the last messages, or all.
                 revision, there = loaded.revision, [Message.from_dict(json.loads(n.payload)) for n in loaded.nodes]
             except NotFoundError as e:
                 if not adapter.gone(e):
