@@ -121,6 +121,10 @@ async def test_messages_that_are_given_again_are_stored_as_files_store_them(tmp_
             assert read[0] == read[1]
             said = await ours.get_messages("s")
         assert len(said) > 10
+        await db.delete("agent-framework/turnstone/s")
+        for text in ("one", "two"):  # A session that was deleted begins anew.
+            await ours.save_messages("s", [Message(role="user", contents=[text])])
+        assert [m.text for m in await ours.get_messages("s")] == ["one", "two"]
 
 
 @pytest.mark.asyncio

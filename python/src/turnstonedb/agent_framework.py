@@ -29,6 +29,7 @@ from .errors import ConflictError, NotFoundError, RecordConflictError
 from .types import Commit, NewNode, RecordChange
 
 _ROOT, _CHECKPOINTS = "agent-framework", "agent-framework-checkpoints"
+_MAX_KNOWN = 10_000  # sessions that are asked for once
 _PART = "checkpoint"  # the part with a checkpoint
 _KEY = "agent-framework.checkpoint/"  # and the id of a checkpoint: the key of its record
 
@@ -40,6 +41,7 @@ class TurnstoneHistory(HistoryProvider):
         """The options are those of HistoryProvider."""
         super().__init__(source_id, **options)
         self._client = client
+        self._known: dict[str, AsyncSession] = {}  # by id
 
     def _id(self, session_id: str | None) -> str:
         return adapter.short(adapter.join(_ROOT, self.source_id, session_id or "default"))
@@ -58,20 +60,27 @@ class TurnstoneHistory(HistoryProvider):
         """Stores messages after those that are there, without those that are given again."""
         id, group = self._id(session_id), adapter.join(_ROOT, self.source_id)
         while messages:
-            handle, revision, there = None, 0, list[Message]()
+            handle, revision, there = self._known.get(id), 0, list[Message]()
             try:
-                handle = await self._client.session(id)
+                handle = handle or await self._client.session(id)
                 loaded = await handle.load(last=len(messages))  # What is given again are the last messages, or all.
                 revision, there = loaded.revision, [Message.from_dict(json.loads(n.payload)) for n in loaded.nodes]
             except NotFoundError as e:
                 if not adapter.gone(e):
                     raise
+                if self._known.pop(id, None):
+                    continue  # There may be another one by now.
+                handle = None
             nodes = [NewNode(adapter.cut(str(m.role), 64) or "message", _json(m.to_dict())) for m in filter_new_messages(there, messages)]
             if not nodes:
                 return
             commit = Commit(revision, nodes, secrets.token_hex(16))
             try:
                 await self._client.commit_all(handle.turn(commit) if handle else self._client.first_turn(id, commit, group=group))
+                if handle:
+                    if len(self._known) >= _MAX_KNOWN:
+                        self._known.clear()
+                    self._known[id] = handle
                 return
             except (ConflictError, NotFoundError) as e:
                 if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
