@@ -13,6 +13,7 @@ import (
 	"github.com/firebase/genkit/go/ai/exp"
 	"github.com/firebase/genkit/go/ai/exp/localstore"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 )
 
@@ -55,12 +56,12 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 		}
 		all = append(all, of)
 	}
-	// A snapshot stores what its parent has not.
-	slices.SortFunc(all, func(a, b *exp.SessionSnapshot[State]) int {
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))
-	})
+	sortByTime(all)
 	if s.o.MaxChain > 0 {
-		kept := s.chains(all)
+		kept, err := s.chains(ctx, all)
+		if err != nil {
+			return out, err
+		}
 		all = slices.DeleteFunc(all, func(of *exp.SessionSnapshot[State]) bool { return kept[of.SnapshotID] == nil })
 	}
 	out.Found += len(all)
@@ -76,8 +77,34 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	return out, nil
 }
 
-// chains returns those of snapshots, the oldest first, that are left when they are saved one after the other.
-func (s *Store[State]) chains(all []*exp.SessionSnapshot[State]) map[string]*exp.SessionSnapshot[State] {
+// chains returns those of snapshots that are left when they are saved one after the other, and those that are stored already.
+func (s *Store[State]) chains(ctx context.Context, files []*exp.SessionSnapshot[State]) (map[string]*exp.SessionSnapshot[State], error) {
+	all, sessions := slices.Clone(files), map[string]bool{}
+	for _, of := range files {
+		sessions[of.SessionID] = true
+	}
+	root, err := s.root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for id := range sessions {
+		h, err := s.store.Session(ctx, root+"/"+id)
+		var found []turnstone.Record
+		if err == nil {
+			found, _, err = adapter.Records(ctx, h, root+"/")
+		}
+		if err != nil && !adapter.Gone(err) {
+			return nil, err
+		}
+		for _, r := range found {
+			var of row[State]
+			if err := of.read(r); err != nil {
+				return nil, err
+			}
+			all = append(all, &of.Snapshot)
+		}
+	}
+	sortByTime(all)
 	left := map[string]*exp.SessionSnapshot[State]{}
 	for _, of := range all {
 		left[of.SnapshotID] = of
@@ -90,7 +117,14 @@ func (s *Store[State]) chains(all []*exp.SessionSnapshot[State]) map[string]*exp
 			met[id], id = true, parent
 		}
 	}
-	return left
+	return left, nil
+}
+
+// sortByTime sorts snapshots: one stores what its parent has not.
+func sortByTime[State any](all []*exp.SessionSnapshot[State]) {
+	slices.SortFunc(all, func(a, b *exp.SessionSnapshot[State]) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))
+	})
 }
 
 func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State], o adapter.BringOptions, out *adapter.Brought) error {
@@ -100,21 +134,21 @@ func (s *Store[State]) bring(ctx context.Context, of *exp.SessionSnapshot[State]
 	}
 	stateless := *of
 	stateless.State = nil
-	pruned, err := adapter.JSON(&stateless) // as it is here when a prune has taken its state
+	pruned, err := adapter.JSON(&stateless)
 	if err != nil {
 		return err
 	}
 	var unchanged, different bool // as the last call of the function finds it
-	_, err = s.change(ctx, of.SnapshotID, true, func(existing *exp.SessionSnapshot[State], brought bool) (*exp.SessionSnapshot[State], error) {
+	_, err = s.change(ctx, of.SnapshotID, true, func(existing *exp.SessionSnapshot[State], here *stored[State]) (*exp.SessionSnapshot[State], error) {
 		unchanged, different = false, false
 		if existing != nil {
 			has, err := adapter.JSON(existing)
 			if err != nil {
 				return nil, err
 			}
-			goesOn := !brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody has saved it here.
-			unchanged = bytes.Equal(has, want) || bytes.Equal(has, pruned) || goesOn
-			different = !unchanged && !brought
+			goesOn := !here.row.Brought && existing.UpdatedAt.After(of.UpdatedAt) // Somebody has saved it here.
+			unchanged = bytes.Equal(has, want) || here.pruned && bytes.Equal(has, pruned) || goesOn
+			different = !unchanged && !here.row.Brought
 		}
 		if unchanged || different || o.DryRun {
 			return nil, nil

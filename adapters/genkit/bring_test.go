@@ -185,3 +185,64 @@ func TestGK8_BringTakesNothingFromAHostAfterAPrune(t *testing.T) {
 		}
 	}
 }
+
+// put saves a snapshot of session "s", in place of one of its id.
+func put(t *testing.T, to exp.SessionStore[custom], id, parent string, created int, texts ...string) {
+	t.Helper()
+	at := begin.Add(time.Duration(created) * time.Second)
+	next := &snapshot{SessionID: "s", ParentID: parent, CreatedAt: at, UpdatedAt: at}
+	if len(texts) > 0 {
+		next.State = &state{SessionID: "s"}
+	}
+	for _, text := range texts {
+		next.State.Messages = append(next.State.Messages, ai.NewUserTextMessage(text))
+	}
+	if _, err := to.SaveSnapshot(ctx, id, func(*snapshot) (*snapshot, error) { return next, nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A chain has as many snapshots as it may, whoever has saved them.
+func TestGK7_BringAddsNothingToAChainThatAHostHasGoneOnWith(t *testing.T) {
+	dir := t.TempDir()
+	files, err := localstore.NewFileSessionStore[custom](dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := snapshots{T: t, Store: genkit.NewStore[custom](storetest.Memory(t), genkit.Options{MaxChain: 2})}
+	put(t, files, "1", "", 1, "a")
+	put(t, files, "2", "1", 2, "a", "b")
+	for round := range 3 {
+		if _, err := s.Bring(ctx, dir, "global", adapter.BringOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if round == 0 {
+			put(t, s, "3", "2", 3, "a", "b", "c")
+			put(t, s, "4", "3", 4, "a", "b", "c", "d")
+		}
+		for id, want := range map[string]bool{"1": false, "2": false, "3": true, "4": true} {
+			if there := s.get(id) != nil; there != want {
+				t.Errorf("round %d: snapshot %s is there: %v", round, id, there)
+			}
+		}
+	}
+}
+
+// A state that the files have got since comes, also if nothing else has changed.
+func TestGK8_AStateThatCameLaterIsBrought(t *testing.T) {
+	dir := t.TempDir()
+	files, err := localstore.NewFileSessionStore[custom](dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := on(t, storetest.Memory(t))
+	for _, said := range [][]string{nil, {"a"}} {
+		put(t, files, "1", "", 1, said...)
+		if b, err := s.Bring(ctx, dir, "global", adapter.BringOptions{}); err != nil || b.Brought != 1 {
+			t.Errorf("%+v, %v", b, err)
+		}
+	}
+	if got := texts(s.get("1")); got != "0 a" {
+		t.Error(got)
+	}
+}

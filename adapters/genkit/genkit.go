@@ -75,6 +75,7 @@ type stored[State any] struct {
 	session turnstone.Persistence
 	record  turnstone.Record
 	row     row[State]
+	pruned  bool // its state
 }
 
 // find returns the snapshot of an id.
@@ -181,38 +182,59 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 			return nil, unless(adapter.Gone, err)
 		}
 		id := string(listed.Records[0].Value)
-		r, err := h.Record(ctx, root+"/"+id)
-		if errors.Is(err, turnstone.ErrRecordNotFound) && id != last {
-			last = id // Somebody has saved a newer one meanwhile, and the chain had too many.
+		of := stored[State]{session: h}
+		var snap *exp.SessionSnapshot[State]
+		if of.record, err = h.Record(ctx, root+"/"+id); err == nil {
+			err = of.row.read(of.record)
+		}
+		if err == nil {
+			snap, err = of.snapshot(ctx)
+		}
+		if missing(err) && id != last {
+			last = id // Somebody has saved a newer one meanwhile, and the chain had too many, or there was a prune.
 			continue
 		}
-		if err != nil {
-			return nil, unless(adapter.Gone, err)
-		}
-		of := stored[State]{session: h, record: r}
-		if err := of.row.read(r); err != nil {
-			return nil, err
-		}
-		return of.snapshot(ctx)
+		return snap, unless(adapter.Gone, err)
 	}
 }
 
-// isLatest reports whether a snapshot is, or will be, the one of its session that was created last.
-func (s *Store[State]) isLatest(ctx context.Context, root string, of *exp.SessionSnapshot[State]) (bool, error) {
+// isLatest reports whether a snapshot is, or will be, the one with a state that was created last in its session, when changes
+// of records have been made.
+func (s *Store[State]) isLatest(ctx context.Context, root string, of *exp.SessionSnapshot[State], changes []turnstone.RecordChange) (bool, error) {
 	h, err := s.store.Session(ctx, root+"/"+of.SessionID)
 	if err != nil {
 		return true, unless(adapter.Gone, err)
 	}
-	listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 2})
-	if err != nil {
-		return true, unless(adapter.Gone, err)
-	}
-	for _, r := range listed.Records {
-		if string(r.Value) != of.SnapshotID {
-			return createdKey(of) < r.Key, nil
+	for q := (turnstone.RecordQuery{Prefix: createdPrefix, Limit: 2}); ; q.Limit = turnstone.MaxPage {
+		listed, err := h.Records(ctx, q)
+		if err != nil {
+			return true, unless(adapter.Gone, err)
+		}
+		for _, created := range listed.Records {
+			if created.Key >= createdKey(of) {
+				return true, nil
+			}
+			id := string(created.Value)
+			isGone := func(c turnstone.RecordChange) bool { return c.Key == root+"/"+id && c.Action == turnstone.DeleteRecord }
+			if id == of.SnapshotID || slices.ContainsFunc(changes, isGone) {
+				continue
+			}
+			var other row[State]
+			r, err := h.Record(ctx, root+"/"+id)
+			if err == nil {
+				err = other.read(r)
+			}
+			if missing(err) {
+				continue
+			}
+			if err != nil || other.Revision != 0 {
+				return false, err
+			}
+		}
+		if q.After = listed.Next; q.After == "" {
+			return true, nil
 		}
 	}
-	return true, nil
 }
 
 // createdKey returns the key of the record that lists a snapshot.
@@ -228,13 +250,13 @@ func createdKey[State any](of *exp.SessionSnapshot[State]) string {
 //
 // After an error that matches turnstone.ErrOutcomeUnknown the snapshot may be there.
 func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
-	return s.change(ctx, id, false, func(existing *exp.SessionSnapshot[State], _ bool) (*exp.SessionSnapshot[State], error) {
+	return s.change(ctx, id, false, func(existing *exp.SessionSnapshot[State], _ *stored[State]) (*exp.SessionSnapshot[State], error) {
 		return fn(existing)
 	})
 }
 
-// change is SaveSnapshot, and for Bring if bring is set. It tells fn whether Bring has saved the snapshot last.
-func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn func(existing *exp.SessionSnapshot[State], brought bool) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
+// change is SaveSnapshot, and for Bring if bring is set. It gives fn the snapshot as it is stored as well.
+func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn func(existing *exp.SessionSnapshot[State], of *stored[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
 	if id == "" {
 		id = uuid.NewString()
 	}
@@ -247,7 +269,7 @@ func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn fun
 		if err != nil {
 			return nil, err
 		}
-		next, err := fn(existing, old.row.Brought)
+		next, err := fn(existing, &old)
 		if err != nil || next == nil {
 			return nil, err
 		}
@@ -275,7 +297,7 @@ func (s *Store[State]) existing(ctx context.Context, id string) (stored[State], 
 	}
 	snap, err := old.snapshot(ctx)
 	if errors.Is(err, turnstone.ErrRevisionPruned) {
-		old.row.Revision = 0
+		old.row.Revision, old.pruned = 0, true
 		snap, err = old.snapshot(ctx)
 	}
 	if err == nil && snap == nil {
@@ -332,14 +354,18 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 		if err != nil {
 			return err
 		}
-		same = bytes.Equal(was.state, now)
+		same = bytes.Equal(was.state, now) && createdKey(next) == createdKey(&old.row.Snapshot) // Else another one may be the latest.
+	}
+	past, err := s.past(ctx, old, next)
+	if err != nil {
+		return err
 	}
 	if next.State != nil && !same {
 		if err := s.build(ctx, old.root, next, &c); err != nil {
 			return err
 		}
 		r.Revision = c.Expected + 1
-		latest, err := s.isLatest(ctx, old.root, next)
+		latest, err := s.isLatest(ctx, old.root, next, past)
 		if err != nil {
 			return err
 		}
@@ -350,13 +376,7 @@ func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], 
 	if c.Records, err = r.records(old); err != nil {
 		return err
 	}
-	if old.session == nil {
-		past, err := s.past(ctx, old.root, next)
-		if err != nil {
-			return err
-		}
-		c.Records = append(c.Records, past...)
-	}
+	c.Records = append(c.Records, past...)
 	if old.session != nil && r.Revision == old.row.Revision && was.status == next.Status {
 		_, err = old.session.ChangeRecords(ctx, c.Records...) // A heartbeat, for example: those who watch are not told.
 	} else {

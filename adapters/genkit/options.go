@@ -42,10 +42,11 @@ func (s *Store[State]) root(ctx context.Context) (string, error) {
 }
 
 // past returns the changes that delete the snapshots which are too many when a new one is saved.
-func (s *Store[State]) past(ctx context.Context, root string, next *exp.SessionSnapshot[State]) (out []turnstone.RecordChange, err error) {
-	if s.o.MaxChain <= 0 || next.ParentID == "" {
+func (s *Store[State]) past(ctx context.Context, old *stored[State], next *exp.SessionSnapshot[State]) (out []turnstone.RecordChange, err error) {
+	if s.o.MaxChain <= 0 || next.ParentID == "" || old.session != nil {
 		return nil, nil
 	}
+	root := old.root
 	h, err := s.store.Session(ctx, root+"/"+next.SessionID)
 	if err != nil {
 		return nil, unless(adapter.Gone, err)

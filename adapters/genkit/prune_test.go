@@ -65,10 +65,61 @@ func TestGK5_TheLatestSnapshotKeepsItsStateWhateverIsSavedLast(t *testing.T) {
 	}
 }
 
-// between is a store that calls a function before a record is read.
+// The latest snapshot is one with a state: neither one without, nor one that its chain deletes, nor the place that it had
+// before takes anything from it.
+func TestGK5_TheLatestStateOutlivesAPruneBesideSnapshotsThatHaveNone(t *testing.T) {
+	prune := func(t *testing.T, st *turnstone.Store) {
+		t.Helper()
+		if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("without a state", func(t *testing.T) {
+		st := storetest.URL(t, "mem:")
+		s := on(t, st.Factory())
+		s.save("1", "s", 1, "", 1, "a")
+		pending := &snapshot{SessionID: "s", ParentID: "1", Status: exp.SnapshotStatusPending, CreatedAt: begin.Add(time.Minute)}
+		if _, err := s.SaveSnapshot(ctx, "detached", func(*snapshot) (*snapshot, error) { return pending, nil }); err != nil {
+			t.Fatal(err)
+		}
+		s.save("2", "s", 2, "", 2, "a", "b")
+		s.change("detached", func(c *snapshot) { c.Status = exp.SnapshotStatusAborted })
+		prune(t, st)
+		if got := texts(s.get("2")); got != "2 a b" {
+			t.Error(got)
+		}
+	})
+	t.Run("deleted by its chain", func(t *testing.T) {
+		st := storetest.URL(t, "mem:")
+		s := snapshots{T: t, Store: genkit.NewStore[custom](st.Factory(), genkit.Options{MaxChain: 1})}
+		s.save("1", "s", 10, "", 1, "a")
+		s.parent = "1"
+		s.save("2", "s", 5, "", 2, "a", "b")
+		s.parent = ""
+		s.save("3", "s", 3, "", 3, "c")
+		prune(t, st)
+		if got := s.latest("s"); got != "2" {
+			t.Error(got)
+		}
+	})
+	t.Run("created at another time", func(t *testing.T) {
+		st := storetest.URL(t, "mem:")
+		s := on(t, st.Factory())
+		s.save("1", "s", 1, "", 1, "a")
+		s.save("2", "s", 2, "", 2, "b")
+		s.change("1", func(c *snapshot) { c.CreatedAt = begin.Add(time.Minute) })
+		s.save("0", "s", 0, "", 0, "c")
+		prune(t, st)
+		if got := s.latest("s"); got != "1" {
+			t.Error(got)
+		}
+	})
+}
+
+// between is a store that calls functions before a record is read, and before a state is.
 type between struct {
 	turnstone.Factory
-	call func()
+	call, load func()
 }
 
 type betweenHandle struct {
@@ -89,11 +140,34 @@ func (h betweenHandle) Record(ctx context.Context, key string) (turnstone.Record
 	return h.Persistence.Record(ctx, key)
 }
 
+func (h betweenHandle) Load(ctx context.Context, s turnstone.Scope) (*turnstone.State, error) {
+	if call := h.of.load; call != nil {
+		h.of.load = nil
+		call()
+	}
+	return h.Persistence.Load(ctx, s)
+}
+
+func TestGK5_TheLatestSnapshotIsReadBesideASaveAndAPrune(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	writer := on(t, st.Factory())
+	writer.save("1", "s", 1, "", 1, "a")
+	reader := genkit.NewStore[custom](&between{Factory: st.Factory(), load: func() {
+		writer.save("2", "s", 2, "", 2, "a", "b")
+		if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+			t.Error(err)
+		}
+	}}, genkit.Options{})
+	if got, err := reader.GetLatestSnapshot(ctx, "s"); err != nil || got == nil || got.SnapshotID != "2" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestGK7_TheLatestSnapshotIsReadWhileAChainGetsAnother(t *testing.T) {
 	store := storetest.Memory(t)
 	writer := snapshots{T: t, Store: genkit.NewStore[custom](store, genkit.Options{MaxChain: 1}), parent: "1"}
 	writer.save("1", "s", 1, "", 1, "a")
-	reader := genkit.NewStore[custom](&between{store, func() { writer.save("2", "s", 2, "", 2, "a", "b") }}, genkit.Options{})
+	reader := genkit.NewStore[custom](&between{Factory: store, call: func() { writer.save("2", "s", 2, "", 2, "a", "b") }}, genkit.Options{})
 	if got, err := reader.GetLatestSnapshot(ctx, "s"); err != nil || got == nil || got.SnapshotID != "2" {
 		t.Errorf("%+v, %v", got, err)
 	}
