@@ -15,8 +15,8 @@ import (
 
 // Bring adds the messages that another history has and this one has not yet. The other one may be LangChainGo's on SQLite:
 // set its Limit so that it reads all messages. Bring goes on where an earlier call was cut off. After Clear it brings all
-// messages again. If this history has other messages already, or if the store can't keep a message of the other one, Bring
-// changes nothing, and Different says so.
+// messages again. If this history has other messages already, or if a message of the other one can't be kept, Bring changes
+// nothing, and Different says so. If a validator refuses messages, Different says so as well, and those before them are stored.
 func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o adapter.BringOptions) (*adapter.Brought, error) {
 	out := &adapter.Brought{Found: 1}
 	for {
@@ -26,7 +26,10 @@ func (h *History) Bring(ctx context.Context, from schema.ChatMessageHistory, o a
 		}
 		want := make([]turnstone.NewNode, len(messages))
 		for i, m := range messages {
-			if want[i], err = nodeOf(m); err != nil {
+			if want[i], err = nodeOf(m); err == nil && len(want[i].Payload) > turnstone.MaxPayload {
+				err = &turnstone.LimitError{Limit: "payload bytes", Have: int64(len(want[i].Payload)), Max: turnstone.MaxPayload}
+			}
+			if err != nil {
 				out.Different = []string{fmt.Sprintf("%s: message %d: %v", h.id, i, err)}
 				return out, nil
 			}

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/tmc/langchaingo/llms"
 	"github.com/tmc/langchaingo/memory"
 	"github.com/tmc/langchaingo/memory/sqlite3"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/langchaingo"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
@@ -87,6 +89,22 @@ func TestLC4_MessagesOfAnotherHistoryAreBrought(t *testing.T) {
 	}
 	if b, err := h.Bring(ctx, other, adapter.BringOptions{}); err != nil || len(b.Different) != 1 {
 		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+func TestLC4_BringChangesNothingIfAMessageIsTooLarge(t *testing.T) {
+	old, store := memory.NewChatMessageHistory(), storetest.Memory(t)
+	for i := range 251 {
+		if err := old.AddMessage(ctx, llms.HumanChatMessage{Content: strings.Repeat("x", 1+turnstone.MaxPayload*(i/250))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := langchaingo.NewHistory(store, "a")
+	if b, err := h.Bring(ctx, old, adapter.BringOptions{}); err != nil || len(b.Different) != 1 || !strings.Contains(b.Different[0], "message 250: ") {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if there, err := h.Messages(ctx); err != nil || len(there) > 0 {
+		t.Errorf("%d messages, %v", len(there), err)
 	}
 }
 

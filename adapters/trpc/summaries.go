@@ -15,6 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
+	"github.com/turnstonedb/turnstone/graph"
 )
 
 func (s *Sessions) summaryTimeout() time.Duration { return cmp.Or(s.o.SummaryTimeout, time.Minute) }
@@ -132,9 +133,12 @@ func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map
 			if err != nil {
 				return err
 			}
-			left := maps.Clone(about)
+			left, last := maps.Clone(about), graph.ID{} // The path that has the last one has the others.
 			if _, err := adapter.Newest(ctx, h, cmp.Or(i.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
-				delete(left, eventID(n))
+				if id := eventID(n); left[id] {
+					delete(left, id)
+					last = cmp.Or(last, n.ID)
+				}
 				return len(left) == 0
 			}); err != nil {
 				return err
@@ -142,7 +146,7 @@ func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map
 			if len(left) > 0 {
 				return fmt.Errorf("trpc: session %q: the summary is about events that it has no more: %w", key.SessionID, turnstone.ErrNodeNotFound)
 			}
-			_, err = h.Commit(ctx, turnstone.Commit{Expected: i.Revision, Turn: rand.Text(), Checkpoint: parts})
+			_, err = h.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, OnPath: last, Turn: rand.Text(), Checkpoint: parts})
 			return err
 		})
 		if !errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrOutcomeUnknown) {

@@ -279,3 +279,58 @@ func TestTR4_ASummaryIsStoredOnlyWhereItsEventsAre(t *testing.T) {
 		t.Errorf("%d events, %+v", len(got.Events), got.Summaries)
 	}
 }
+
+// beside is a store whose host does something just before each summary is stored.
+type beside struct {
+	turnstone.Factory
+	act func()
+}
+
+type besideHandle struct {
+	turnstone.Persistence
+	of beside
+}
+
+func (b beside) Session(ctx context.Context, id string) (turnstone.Persistence, error) {
+	h, err := b.Factory.Session(ctx, id)
+	return besideHandle{h, b}, err
+}
+
+func (h besideHandle) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
+	if c.Checkpoint["m/"] != nil {
+		h.of.act()
+	}
+	return h.Persistence.Commit(ctx, c)
+}
+
+// However often others append, a summary is stored, and it is not when the session goes back in the very moment.
+func TestTR4_ASummaryIsStoredBesideAppendsButNotBesideARewind(t *testing.T) {
+	for _, rewinds := range []bool{false, true} {
+		store, n := storetest.Memory(t), 0
+		host := trpc.NewSessions(store, trpc.Options{})
+		of := must(host.CreateSession(ctx, chat, nil))
+		s := trpc.NewSessions(beside{store, func() {
+			n++
+			var err error
+			if rewinds {
+				_, err = host.Rewind(ctx, chat, "e0")
+			} else {
+				err = host.AppendEvent(ctx, of, say(10+n, model.RoleUser, "more", nil))
+			}
+			if err != nil || n > 10 {
+				t.Errorf("%d commits, %v", n, err)
+				t.FailNow()
+			}
+		}}, trpc.Options{Summarizer: &scripted{}})
+		for i := range 4 {
+			if err := host.AppendEvent(ctx, of, say(i, model.RoleUser, "text", nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := s.CreateSessionSummary(ctx, must(s.GetSession(ctx, chat)), "", true)
+		stored := len(must(host.GetSession(ctx, chat)).Summaries) == 1
+		if n != 1 || stored == rewinds || errors.Is(err, turnstone.ErrNodeNotFound) != rewinds || err != nil && !rewinds {
+			t.Errorf("rewinds %v: %d commits, stored %v, %v", rewinds, n, stored, err)
+		}
+	}
+}
