@@ -71,14 +71,14 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 	if len(changes) == 0 && len(own) == 0 {
 		return nil, nil
 	}
-	tenant, err := tenant(ctx, s.store)
+	store, err := storeOf(ctx, s.store)
 	if err != nil {
 		return nil, err
 	}
 	for again := false; ; {
 		commits := own[:len(own):len(own)]
 		for _, change := range changes {
-			st, err := s.state(ctx, place{tenant, change.ID})
+			st, err := s.state(ctx, place{store, change.ID})
 			if err != nil {
 				return nil, err
 			}
@@ -108,15 +108,15 @@ func (s *States) Commit(ctx context.Context, changes []StateChange, own ...turns
 		case err == nil:
 			for i, c := range commits[len(own):] {
 				if c.Records[len(c.Records)-1].Action == turnstone.SetRecord { // The directory has changed.
-					s.forget(tenant, changes[i])
+					s.forget(store, changes[i])
 				}
 			}
 			return results[:len(own)], nil
 		case errors.As(err, &conflict) && conflict.Key == largeKey && !errors.Is(err, turnstone.ErrOutcomeUnknown):
-			s.forget(tenant, changes...)
+			s.forget(store, changes...)
 		case Gone(err) && !again && len(changes) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 			again = true // Somebody has deleted one of the states.
-			s.forget(tenant, changes...)
+			s.forget(store, changes...)
 		default:
 			return nil, err
 		}
@@ -210,7 +210,7 @@ func (s *States) state(ctx context.Context, at place) (*state, error) {
 		}
 		return nil, err
 	}
-	if remembers(at.tenant, s.store) {
+	if at.store != nil {
 		s.known.set(at, st)
 	}
 	return st, nil
@@ -233,9 +233,9 @@ func (s *States) create(ctx context.Context, id string) (turnstone.Persistence, 
 }
 
 // forget forgets what is known of the states that change.
-func (s *States) forget(tenant string, changes ...StateChange) {
+func (s *States) forget(store turnstone.Factory, changes ...StateChange) {
 	for _, c := range changes {
-		s.known.forget(place{tenant, c.ID})
+		s.known.forget(place{store, c.ID})
 	}
 }
 

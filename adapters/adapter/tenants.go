@@ -15,8 +15,8 @@ import (
 
 // Tenants returns a Factory of many stores, for adapters that serve several tenants. Each call goes to the store of the
 // tenant that find names by the context of the call. That store is as a rule a namespace of its own: see
-// turnstone.Options and client.Options. find has to return the same store for a tenant each time, and an error, which
-// the call returns, if the call is for nobody: an empty name is refused. It is called often, by several goroutines.
+// turnstone.Options and client.Options. find has to return an error, which the call returns, if the call is for nobody: an
+// empty name is refused. It is called often, by several goroutines, so it should not open a store each time.
 //
 // A handle of a session belongs to the tenant for whom it was made. An adapter that remembers handles needs Handles.
 func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {
@@ -25,38 +25,35 @@ func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Fact
 
 type tenants func(context.Context) (string, turnstone.Factory, error)
 
-// tenant returns the tenant for whom a call is, or "" if a store has none, or hides that it has some.
-func tenant(ctx context.Context, store turnstone.Factory) (string, error) {
-	of, several := store.(tenants)
-	if !several {
-		return "", nil
+// storeOf returns the store that a call is about, if that is one of package turnstone or client itself: an adapter may remember
+// its handles. Any other Factory may serve several tenants without saying whose a handle is, and storeOf returns nil.
+func storeOf(ctx context.Context, store turnstone.Factory) (turnstone.Factory, error) {
+	for {
+		of, several := store.(tenants)
+		if !several {
+			break
+		}
+		var err error
+		if store, err = of.store(ctx); err != nil {
+			return nil, err
+		}
 	}
-	name, _, err := of.named(ctx)
-	return name, err
+	if _, is := store.(*client.Client); is || reflect.TypeOf(store) == reflect.TypeOf((*turnstone.Store)(nil).Factory()) {
+		return store, nil
+	}
+	return nil, nil
 }
 
 // owned is a handle of one of several tenants.
 type owned struct{ turnstone.Persistence }
 
-// remembers reports whether an adapter may remember handles of a store. It may if the tenant is known, or if the store is one
-// of package turnstone or client itself. Any other Factory may serve several tenants without saying whose a handle is.
-func remembers(tenant string, store turnstone.Factory) bool {
-	_, isClient := store.(*client.Client)
-	return tenant != "" || isClient || reflect.TypeOf(store) == reflect.TypeOf((*turnstone.Store)(nil).Factory())
-}
-
 var errNobody = errors.New("adapter: the call is for nobody: the function of Tenants has returned no name or no store")
 
-func (of tenants) named(ctx context.Context) (string, turnstone.Factory, error) {
+func (of tenants) store(ctx context.Context) (turnstone.Factory, error) {
 	name, s, err := of(ctx)
 	if err == nil && (name == "" || s == nil) {
 		err = errNobody
 	}
-	return name, s, err
-}
-
-func (of tenants) store(ctx context.Context) (turnstone.Factory, error) {
-	_, s, err := of.named(ctx)
 	return s, err
 }
 
@@ -156,13 +153,16 @@ func each[T any](ctx context.Context, of tenants, f func(turnstone.Factory) iter
 	}
 }
 
-// remembered is what an adapter remembers of sessions: of each tenant's by their ids, and of so many at most.
+// remembered is what an adapter remembers of sessions: of each store's by their ids, and of so many at most.
 type remembered[T any] struct {
 	mu sync.Mutex // guards of
 	of map[place]T
 }
 
-type place struct{ tenant, id string }
+type place struct {
+	store turnstone.Factory // of storeOf
+	id    string
+}
 
 // maxRemembered is of how many sessions something is remembered.
 const maxRemembered = 10_000
@@ -203,11 +203,11 @@ func NewHandles(store turnstone.Factory) *Handles { return &Handles{store: store
 
 // With calls f with the session of an id. It calls f again if that session was deleted, and there is another one by now.
 func (h *Handles) With(ctx context.Context, id string, f func(turnstone.Persistence) error) error {
-	name, err := tenant(ctx, h.store)
+	store, err := storeOf(ctx, h.store)
 	if err != nil {
 		return err
 	}
-	at := place{name, id}
+	at := place{store, id}
 	if p, found := h.known.get(at); found {
 		err := f(p)
 		if !Gone(err) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
@@ -219,7 +219,7 @@ func (h *Handles) With(ctx context.Context, id string, f func(turnstone.Persiste
 	if err != nil {
 		return err
 	}
-	if remembers(name, h.store) {
+	if store != nil {
 		h.known.set(at, p)
 	}
 	return f(p)
