@@ -94,7 +94,8 @@ type note struct {
 	known  map[string]bool // by the keys of values
 }
 
-func noteKey(of session.Session) string { return recordKey("", of.UserID(), of.ID()) }
+// noteKey returns the key of a session's value: a hash, which says nothing of a user who is erased.
+func noteKey(of session.Session) string { return sumOf([]byte(adapter.Join("", of.UserID(), of.ID()))) }
 
 // add notes a session together with a commit to it.
 func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
-	"github.com/turnstonedb/turnstone/graph"
 )
 
 func (s *Sessions) summaryTimeout() time.Duration { return cmp.Or(s.o.SummaryTimeout, time.Minute) }
@@ -133,11 +132,12 @@ func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map
 			if err != nil {
 				return err
 			}
-			left, last := maps.Clone(about), graph.ID{} // The path that has the last one has the others.
+			left, last := maps.Clone(about), turnstone.Node{} // The path that has the last one has the others.
 			if _, err := adapter.Newest(ctx, h, cmp.Or(i.Revision, turnstone.RevisionZero), func(n *turnstone.Node) bool {
 				if id := eventID(n); left[id] {
-					delete(left, id)
-					last = cmp.Or(last, n.ID)
+					if delete(left, id); last.ID.IsZero() {
+						last = *n
+					}
 				}
 				return len(left) == 0
 			}); err != nil {
@@ -146,7 +146,7 @@ func (s *Sessions) storeSummaries(ctx context.Context, key session.Key, sums map
 			if len(left) > 0 {
 				return fmt.Errorf("trpc: session %q: the summary is about events that it has no more: %w", key.SessionID, turnstone.ErrNodeNotFound)
 			}
-			_, err = h.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, OnPath: last, Turn: rand.Text(), Checkpoint: parts})
+			_, err = h.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, OnPath: last.ID, Turn: rand.Text(), Checkpoint: parts})
 			return err
 		})
 		if !errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrOutcomeUnknown) {

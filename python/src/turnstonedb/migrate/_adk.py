@@ -78,7 +78,7 @@ class _Brought:
         return self._key(s) in self._known
 
     def _key(self, s: Session) -> str:
-        return adapter.short(adapter.join("", s.user_id, s.id)[1:], 400)
+        return _digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It says nothing of a user who is erased.
 
     async def add(self, s: Session, commit: Any) -> Result:
         """Notes a session together with a commit to it."""
