@@ -102,6 +102,20 @@ func TestGK5_TheLatestStateOutlivesAPruneBesideSnapshotsThatHaveNone(t *testing.
 			t.Error(got)
 		}
 	})
+	t.Run("got another state", func(t *testing.T) {
+		st := storetest.URL(t, "mem:")
+		s := on(t, st.Factory())
+		s.save("1", "s", 1, exp.SnapshotStatusPending, 1, "a")
+		s.change("1", func(c *snapshot) {
+			c.Status = exp.SnapshotStatusCompleted
+			c.State.Messages = append(c.State.Messages, ai.NewModelTextMessage("b"))
+		})
+		s.save("0", "s", 0, "", 0, "c")
+		prune(t, st)
+		if got := texts(s.get("1")); got != "1 a b" {
+			t.Error(got)
+		}
+	})
 	t.Run("created at another time", func(t *testing.T) {
 		st := storetest.URL(t, "mem:")
 		s := on(t, st.Factory())
