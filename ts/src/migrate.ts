@@ -164,18 +164,19 @@ async function bring(
 	place: Standing,
 ): Promise<{ brought: number; different?: string }> {
 	const named = `thread ${JSON.stringify(place.thread)}, namespace ${JSON.stringify(place.ns)}`;
-	for (let brought = 0; ; ) {
+	const ids = new Set<string>();
+	for (;;) {
 		const { settled, version } = await noted(client, place);
-		if (settled) return { brought };
+		if (settled) return { brought: ids.size };
 		// One that remembers a thread that was deleted meanwhile would refuse what goes on from that.
 		const target = saver();
 		try {
 			const [wanted, there] = [await contents(source, place), await contents(target, place)];
-			if (wanted.size === 0) return { brought }; // The source has deleted it.
+			if (wanted.size === 0) return { brought: ids.size }; // The source has deleted it.
 			let another = [...wanted].find(([id, { whole }]) => there.has(id) && there.get(id)?.whole !== whole);
 			if (!another) {
 				for (const [id, content] of wanted) {
-					if (!there.has(id)) brought += await put(target, content, wanted);
+					if (!there.has(id)) ids.add(await put(target, content, wanted));
 					if (there.get(id)?.writes !== content.writes) await putWrites(target, content.tuple);
 				}
 				const made = await client.session(sessionOf(place));
@@ -191,12 +192,12 @@ async function bring(
 			if (!another) {
 				const note = { key: noteKey, action: "set", value: place.stands, expect: version } as const;
 				await new Session(client, sessionOf(place)).changeRecords([note]);
-				return { brought };
+				return { brought: ids.size };
 			}
 			const different = `${named}: checkpoint ${another[0]} is another one`;
-			if ((await noted(client, place)).version === version) return { brought, different };
+			if ((await noted(client, place)).version === version) return { brought: ids.size, different };
 		} catch (e) {
-			if (e instanceof InvalidError) return { brought, different: `${named}: ${e.message}` }; // The store has limits.
+			if (e instanceof InvalidError) return { brought: ids.size, different: `${named}: ${e.message}` }; // The store has limits.
 			if (!(e instanceof RecordConflictError) && !(e instanceof ConflictError) && !gone(e)) throw e;
 		}
 		// Another process has brought the place meanwhile, or deleted it: then it is brought again, unless a host has deleted the thread.
@@ -235,13 +236,13 @@ function parentOf(tuple: CheckpointTuple): string | undefined {
 	return tuple.parentConfig?.configurable?.checkpoint_id;
 }
 
-async function put(target: TurnstoneSaver, { tuple, channels }: Content, all: Map<string, Content>): Promise<number> {
+async function put(target: TurnstoneSaver, { tuple, channels }: Content, all: Map<string, Content>): Promise<string> {
 	const { config, checkpoint, metadata = { source: "loop", step: 0, parents: {} } } = tuple;
 	const before = all.get(parentOf(tuple) ?? "")?.channels;
 	const changed = Object.entries(checkpoint.channel_versions).filter(([channel]) => before?.get(channel) !== channels.get(channel));
 	const onto = { configurable: { ...config.configurable, checkpoint_id: parentOf(tuple) } };
 	await target.put(onto, checkpoint, metadata, Object.fromEntries(changed));
-	return 1;
+	return checkpoint.id;
 }
 
 /** Puts the writes of a checkpoint. Special channels have indexes of their own: the other writes are counted without them. */

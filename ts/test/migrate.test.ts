@@ -470,7 +470,7 @@ test("a migration ends when a thread is deleted meanwhile of which a checkpoint 
 		if (puts === 2) await client.delete("langgraph.js/t/", "keep");
 		return config;
 	});
-	expect(await langgraph(old, client)).toMatchObject({ found: 1, different: [] });
+	expect(await langgraph(old, client)).toMatchObject({ found: 1, brought: 2, different: [] });
 	spy.mockRestore();
 	expect((await all(new TurnstoneSaver(client).list(at("t", "")))).map((t) => t.checkpoint.id)).toEqual(["5", "3"]);
 });

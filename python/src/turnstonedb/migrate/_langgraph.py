@@ -132,27 +132,26 @@ def _thread(source: Any, target: Callable[[], Any], client: Client, place: Place
 
     Each attempt has a saver of its own: one that remembers a thread that was deleted meanwhile refuses what goes on from that.
     """
-    brought = 0
+    brought = set[str]()
     while True:
         note, version = _noted(client, place)
         if note in (stands, _BY_HOST) or _is_gone(client, place[0]):
-            return brought, ""
+            return len(brought), ""
         # Another process may bring the place meanwhile, or delete it: then it is brought again, unless a host has deleted the thread.
         with suppress(ConflictError, NotFoundError, RecordConflictError):
-            n, different = _attempt(source, target(), client, place, stands, version)
-            brought += n
+            different = _attempt(source, target(), client, place, stands, version, brought)
             if not different or _noted(client, place)[1] == version:
-                return brought, different
+                return len(brought), different
 
 
-def _attempt(source: Any, target: Any, client: Client, place: Place, stands: str, version: str) -> tuple[int, str]:
+def _attempt(source: Any, target: Any, client: Client, place: Place, stands: str, version: str, brought: set[str]) -> str:
     from langgraph.checkpoint.base import WRITES_IDX_MAP
 
     from ..langgraph import _session
 
     config: Any = {"configurable": {"thread_id": place[0], "checkpoint_ns": place[1]}}
     there = {t.checkpoint["id"]: t for t in target.list(config)}
-    brought, kept = 0, dict[str, Any]()
+    kept = dict[str, Any]()
     for t in sorted(source.list(config), key=lambda t: t.checkpoint["id"]):
         id = t.checkpoint["id"]
         kept[id] = t
@@ -162,25 +161,26 @@ def _attempt(source: Any, target: Any, client: Client, place: Place, stands: str
             changed = {c: v for c, v in t.checkpoint["channel_versions"].items() if before.get(c) != v}
             onto = {"configurable": {**config["configurable"], **({"checkpoint_id": t.parent_config["configurable"]["checkpoint_id"]} if t.parent_config else {})}}
             target.put(onto, t.checkpoint, t.metadata, changed)
-            brought += 1
+            brought.add(id)
         if id not in there or _writes(there[id]) != _writes(t):
             # Writes of special channels have indexes of their own, and the others are counted without them.
             for (task, _), writes in itertools.groupby(t.pending_writes or (), key=lambda w: (w[0], w[1] in WRITES_IDX_MAP)):
                 target.put_writes(t.config, [(channel, value) for _, channel, value in writes], task)
     if not kept:
-        return 0, ""  # The source has deleted it.
+        return ""  # The source has deleted it.
     made = client.session(_session(*place))
     revision = made.info().revision
     found = {t.checkpoint["id"]: t for t in target.list(config)}
     if _is_gone(client, place[0]):  # A host has deleted the thread meanwhile, and may have made it again.
         if found.keys() <= kept.keys():
             made.delete(expected=revision)
-        return 0, ""
+        brought.clear()
+        return ""
     for id, t in kept.items():
         if id not in found or _whole(source, found[id]) != _whole(source, t):
-            return brought, f"thread {place[0]!r}, namespace {place[1]!r}: checkpoint {id} is another one"
+            return f"thread {place[0]!r}, namespace {place[1]!r}: checkpoint {id} is another one"
     made.change_records(RecordChange.set(NOTE, stands.encode(), version))
-    return brought, ""
+    return ""
 
 
 def _writes(t: CheckpointTuple) -> Counter[str]:
