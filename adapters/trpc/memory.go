@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -45,10 +44,16 @@ type Memory struct {
 	tools []tool.Tool
 	jobs  jobs
 
-	// extracting has for each worker a kit with the extractor of the options, or nothing while an extraction has it. They are
-	// made once: a kit that is made sets up the extractor.
-	extracting [workers]chan *inmemory.MemoryService
+	// extracting has for each worker a kit with the extractor of the options, and is busy while the kit is. The kits are made
+	// once: a kit that is made sets up the extractor.
+	extracting [workers]struct {
+		kit  *inmemory.MemoryService
+		busy chan struct{}
+	}
 }
+
+// errAtLimit says that a user has more memories than the kit of a worker takes.
+var errAtLimit = errors.New("trpc: the user has more memories than the limit is now")
 
 var _ memory.Service = (*Memory)(nil)
 
@@ -59,8 +64,7 @@ func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Me
 	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: slices.Clone(o)}
 	m.tools = m.kit(m.limit).Tools()
 	for i := range m.extracting {
-		m.extracting[i] = make(chan *inmemory.MemoryService, 1)
-		m.extracting[i] <- m.kit(math.MaxInt) // saveAll knows the limit.
+		m.extracting[i].kit, m.extracting[i].busy = m.kit(m.limit), make(chan struct{}, 1)
 	}
 	return m
 }
@@ -315,24 +319,39 @@ func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) 
 
 // extract stores what the extractor finds in a session. The kit says how long that may take.
 func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Session) error {
-	worker := m.extracting[workerOf(of)]
-	var kit *inmemory.MemoryService
-	select {
-	case kit = <-worker:
-	case <-ctx.Done(): // of a request that does the job itself
-		return ctx.Err()
+	worker := workerOf(of)
+	err := m.extractWith(ctx, key, of, worker, worker+1)
+	if errors.Is(err, errAtLimit) { // It takes a kit that is made for it, while no other extraction works.
+		err = m.extractWith(ctx, key, of, 0, workers)
 	}
-	defer func() {
-		_ = kit.ClearMemories(context.WithoutCancel(ctx), key)
-		worker <- kit
-	}()
+	return err
+}
+
+// extractWith is extract, while the workers from one up to another one are busy with it.
+func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *session.Session, from, to int) error {
+	for i := from; i < to; i++ {
+		select {
+		case m.extracting[i].busy <- struct{}{}:
+			defer func() { <-m.extracting[i].busy }()
+		case <-ctx.Done(): // of a request that does the job itself
+			return ctx.Err()
+		}
+	}
 	reading, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	s, err := m.stored(reading, key)
-	if err == nil {
-		err = s.load(reading, key, kit)
-	}
 	if err != nil {
+		return err
+	}
+	kit := m.extracting[workerOf(of)].kit
+	if len(s.stored) > m.limit {
+		if to-from < workers {
+			return errAtLimit
+		}
+		kit = m.kit(len(s.stored))
+	}
+	defer func() { _ = kit.ClearMemories(context.WithoutCancel(ctx), key) }()
+	if err := s.load(reading, key, kit); err != nil {
 		return err
 	}
 	before, was := of.GetState(memory.SessionStateKeyAutoMemoryLastExtractAt)

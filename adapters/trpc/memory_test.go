@@ -290,6 +290,70 @@ func (r *replaces) Extract(_ context.Context, _ []model.Message, known []*memory
 	return out, nil
 }
 
+// does is an extractor that is told what to do.
+type does struct {
+	finds
+	what func(known []*memory.Entry) []*extractor.Operation
+}
+
+func (d *does) Extract(_ context.Context, _ []model.Message, known []*memory.Entry) ([]*extractor.Operation, error) {
+	return d.what(known), nil
+}
+
+// At the limit an extraction changes, deletes and adds what the kit does, in the order that the extractor says.
+func TestTR11_AnExtractionAtTheLimitDoesWhatTheKitDoes(t *testing.T) {
+	add := func(texts ...string) (out []*extractor.Operation) {
+		for _, text := range texts {
+			out = append(out, &extractor.Operation{Type: extractor.OperationAdd, Memory: text})
+		}
+		return out
+	}
+	one := func(known []*memory.Entry) *memory.Entry {
+		return slices.MinFunc(known, func(a, b *memory.Entry) int { return strings.Compare(a.Memory.Memory, b.Memory.Memory) })
+	}
+	for name, of := range map[string]struct {
+		stored []string
+		what   func(known []*memory.Entry) []*extractor.Operation
+	}{
+		"changes one and adds one too many": {[]string{"tea", "rain", "zebra"}, func(known []*memory.Entry) []*extractor.Operation {
+			e := one(known)
+			return append([]*extractor.Operation{{Type: extractor.OperationUpdate, MemoryID: e.ID, Memory: e.Memory.Memory + ", really"}}, add("volcano")...)
+		}},
+		"deletes one and adds one too many": {[]string{"tea", "rain"}, func(known []*memory.Entry) []*extractor.Operation {
+			return append([]*extractor.Operation{{Type: extractor.OperationDelete, MemoryID: one(known).ID}}, add("first zebra", "second volcano", "third quartz")...)
+		}},
+		"adds too many": {nil, func([]*memory.Entry) []*extractor.Operation { return add("tea", "rain", "zebra", "volcano") }},
+	} {
+		options := []inmemory.ServiceOpt{
+			inmemory.WithExtractor(&does{what: of.what}), inmemory.WithToolEnabled(memory.DeleteToolName, true), inmemory.WithMemoryLimit(3),
+		}
+		var got [2][]string
+		for i, m := range []interface {
+			memory.Service
+			Close() error
+		}{inmemory.NewMemoryService(options...), trpc.NewMemory(storetest.Memory(t), 3, options...)} {
+			user := memory.UserKey{AppName: "a", UserID: "u"}
+			for _, text := range of.stored {
+				if err := m.AddMemory(ctx, user, text, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := &session.Session{AppName: "a", UserID: "u", ID: "s"}
+			s.Events = append(s.Events, *say(0, model.RoleUser, "hello", nil))
+			if err := errors.Join(m.EnqueueAutoMemoryJob(ctx, s), m.Close()); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range must(m.ReadMemories(ctx, user, 0)) {
+				got[i] = append(got[i], e.Memory.Memory)
+			}
+			slices.Sort(got[i])
+		}
+		if !slices.Equal(got[0], got[1]) || len(got[0]) == 0 {
+			t.Errorf("%s: %q, want %q", name, got[1], got[0])
+		}
+	}
+}
+
 // A memory that is changed is not lost, also if there are as many as there may be, or more.
 func TestTR11_AnExtractionChangesMemoriesAtTheLimit(t *testing.T) {
 	for limit := range 4 {
