@@ -75,11 +75,12 @@ func Refused(err error) bool {
 const clocksDiffer = time.Minute
 
 // Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the front of
-// the store's list, so what was updated since is read again, until that is one page, or has no session that was there before.
+// the store's list, so what was updated since is read again, until that is one page, or has twice no session that was there
+// before. A session is missed only if it is used between two pages of each reading.
 func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turnstone.Info, error) {
 	seen := map[string]turnstone.Info{}
 	var start, since time.Time
-	for {
+	for quiet := 0; ; {
 		pages, missed, front := 0, false, time.Time{}
 		for o := (turnstone.ListOptions{Group: group, Limit: turnstone.MaxPage}); ; {
 			page, err := store.List(ctx, o)
@@ -100,7 +101,10 @@ func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turns
 				break
 			}
 		}
-		if pages == 1 || !missed {
+		if quiet++; missed {
+			quiet = 0
+		}
+		if pages == 1 || quiet == 2 {
 			break
 		}
 		if start.IsZero() {

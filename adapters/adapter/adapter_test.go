@@ -60,6 +60,9 @@ func TestKT2_AListMissesNothingAndEnds(t *testing.T) {
 		"one that was not read, and then what was": func(page int) []string {
 			return map[int][]string{0: {"0", "11", "10", "9"}}[page]
 		},
+		"one that was not read, twice": func(page int) []string {
+			return map[int][]string{2: {"0", "11", "10", "9"}, 4: {"0"}}[page]
+		},
 		"another one each time": func(page int) []string { return []string{fmt.Sprint(page % 12)} },
 		"new ones each time": func(int) []string {
 			made += 4

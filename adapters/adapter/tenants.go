@@ -192,7 +192,7 @@ func (m *remembered[T]) forget(at ...place) {
 }
 
 // Handles remembers the sessions of a store that were used, so that a call of a server need not ask for one first. It does so
-// for a store, for a client, and for Tenants. With any other Factory it asks each time. It is safe for concurrent use.
+// for a store, for a client, and for Tenants of these. With any other Factory it asks each time. It is safe for concurrent use.
 type Handles struct {
 	store turnstone.Factory
 	known remembered[turnstone.Persistence]

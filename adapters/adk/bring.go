@@ -94,26 +94,29 @@ type note struct {
 	known  map[string]bool // by the keys of values
 }
 
-// noteKey returns the key of a session's value: a hash, which says nothing of a user who is erased.
+// noteKey returns the key of a session's value: a hash, which names no user who is erased.
 func noteKey(of session.Session) string { return sumOf([]byte(adapter.Join("", of.UserID(), of.ID()))) }
 
 // add notes a session together with a commit to it.
 func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
 	var changes []adapter.StateChange
 	if !n.known[noteKey(of)] {
-		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of)}}}}
+		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of), Expect: turnstone.NoRecord}}}}
 	}
 	results, err := n.states.Commit(ctx, changes, c)
+	if err == nil || errors.Is(err, turnstone.ErrRecordConflict) { // Another Bring has noted it.
+		n.known[noteKey(of)] = true
+	}
 	if err != nil {
 		return turnstone.Result{}, err
 	}
-	n.known[noteKey(of)] = true
 	return results[0], nil
 }
 
 // again reports whether Bring looks at a session again: somebody else has changed or deleted it.
 func again(err error) bool {
-	return (errors.Is(err, turnstone.ErrConflict) || adapter.Gone(err)) && !errors.Is(err, turnstone.ErrOutcomeUnknown)
+	other := errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || adapter.Gone(err)
+	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown)
 }
 
 // bring brings a session, unless a host has deleted one that was brought before. It returns what the session shows of states:

@@ -551,6 +551,44 @@ func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 	}
 }
 
+// getting is a service whose first session somebody does something with just before it is read.
+type getting struct {
+	session.Service
+	act func()
+}
+
+func (g *getting) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
+	if act := g.act; act != nil {
+		g.act = nil
+		act()
+	}
+	return g.Service.Get(ctx, r)
+}
+
+// Of two calls of Bring at once neither brings again what a host has deleted since the other brought it.
+func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
+	for _, deletes := range []bool{false, true} {
+		source, store := said(t, 3), storetest.Memory(t)
+		s := adk.NewSessions(store)
+		b, err := s.Bring(ctx, &getting{source, func() {
+			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 3 {
+				t.Errorf("%+v, %v", b, err)
+			}
+			if deletes {
+				if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+					t.Error(err)
+				}
+			}
+		}}, adapter.BringOptions{}, "app")
+		if err != nil || b.Brought != 0 || b.Unchanged != 1 || len(b.Different) > 0 {
+			t.Errorf("deleted %v: %+v, %v", deletes, b, err)
+		}
+		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != deletes {
+			t.Errorf("deleted %v: %v", deletes, err)
+		}
+	}
+}
+
 // What a validator does not want is named, and all else is brought.
 func TestAD23_WhatAValidatorDoesNotWantIsNamed(t *testing.T) {
 	source := session.InMemoryService()

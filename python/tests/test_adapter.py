@@ -112,10 +112,11 @@ async def test_a_list_misses_nothing_that_is_used_meanwhile(tmp_path: Path, monk
     "meanwhile",
     [
         lambda page: ["0", "11", "10", "9"] if page == 0 else [],
+        lambda page: {2: ["0", "11", "10", "9"], 4: ["0"]}.get(page, []),
         lambda page: [str(page % 12)],
         lambda page: [f"new {page} {n}" for n in range(4)],
     ],
-    ids=["one that was not read, and then what was", "another one each time", "new ones each time"],
+    ids=["one that was not read, and then what was", "one that was not read, twice", "another one each time", "new ones each time"],
 )
 def test_a_list_misses_nothing_that_was_there_when_it_began_and_ends(meanwhile: Any) -> None:
     now, infos = datetime(2026, 1, 1), list[Info]()

@@ -745,6 +745,25 @@ async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_th
 
 
 @pytest.mark.asyncio
+async def test_of_two_migrations_of_adk_at_once_neither_brings_what_a_host_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, r = InMemorySessionService(), random.Random(54)  # type: ignore[no-untyped-call]
+    await speak(source, "a", "u", "s", r, 2)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        get = source.get_session
+
+        async def meanwhile(**kw: Any) -> Any:
+            monkeypatch.setattr(source, "get_session", get)
+            assert (await adk(source, client, ["a"])).brought == 2
+            await TurnstoneSessions(client).delete_session(app_name="a", user_id="u", session_id="s")
+            return await get(**kw)
+
+        monkeypatch.setattr(source, "get_session", meanwhile)
+        report = await adk(source, client, ["a"])
+        assert (report.unchanged, report.brought, report.different) == (1, 0, [])
+        assert await TurnstoneSessions(client).get_session(app_name="a", user_id="u", session_id="s") is None
+
+
+@pytest.mark.asyncio
 async def test_events_of_adk_of_the_time_of_the_last_one_come(tmp_path: Path) -> None:
     source, r = InMemorySessionService(), random.Random(52)  # type: ignore[no-untyped-call]
     await speak(source, "a", "u", "s", r, 2)

@@ -121,11 +121,12 @@ export async function recorded(client: Client, prefix: string): Promise<StoredRe
 
 /**
  * Returns the sessions that the options of Client.list choose, the most recently updated first. One that is updated meanwhile moves to the front of the store's
- * list, so what was updated since is read again, until that is one page, or has no session that was there before.
+ * list, so what was updated since is read again, until that is one page, or has twice no session that was there before. A session is missed only if it is used between
+ * two pages of each reading.
  */
 export async function listed(client: Client, chosen: Omit<ListOptions, "after" | "limit">): Promise<Info[]> {
 	const seen = new Map<string, Info>();
-	for (let start = "", since = ""; ; ) {
+	for (let start = "", since = "", quiet = 0; ; ) {
 		let [pages, missed, front, after] = [0, false, "", ""];
 		do {
 			const page = await client.list({ ...chosen, limit: maxPage, ...(after ? { after } : {}) });
@@ -138,7 +139,8 @@ export async function listed(client: Client, chosen: Omit<ListOptions, "after" |
 			const last = page.sessions.at(-1);
 			after = last && since && compareTimes(last.updated, since) < 0 ? "" : (page.next ?? "");
 		} while (after);
-		if (pages === 1 || !missed) break;
+		quiet = missed ? 0 : quiet + 1;
+		if (pages === 1 || quiet === 2) break;
 		start ||= front;
 		since = new Date(Date.parse(front) - clocksDiffer).toISOString();
 	}

@@ -53,6 +53,7 @@ test("a list has all sessions of a group", async () => {
 test("a list misses nothing that was there when it began, whatever is used meanwhile, and ends however many sessions are made", async () => {
 	const cases: Record<string, (page: number) => string[]> = {
 		"one that was not read, and then what was": (page) => (page === 0 ? ["0", "11", "10", "9"] : []),
+		"one that was not read, twice": (page) => ({ 2: ["0", "11", "10", "9"], 4: ["0"] })[page] ?? [],
 		"another one each time": (page) => [`${page % 12}`],
 		"new ones each time": (page) => ["a", "b", "c", "d"].map((c) => c + page),
 	};

@@ -72,10 +72,10 @@ def short(text: str, most: int) -> str:
 
 
 def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
-    """Yields what to ask for, is sent the pages, and returns the sessions. What was updated since is read again, until that is one page, or has no session that was
-    there before."""
+    """Yields what to ask for, is sent the pages, and returns the sessions. What was updated since is read again, until that is one page, or has twice no session that
+    was there before. A session is missed only if it is used between two pages of each reading."""
     seen: dict[str, Info] = {}
-    start = since = ""
+    start, since, quiet = "", "", 0
     while True:
         pages, missed, front, after = 0, False, "", ""
         while True:
@@ -86,7 +86,8 @@ def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info
             front = front or (_digits(page.sessions[0].updated) if page.sessions else "")
             if not after or (page.sessions and _digits(page.sessions[-1].updated) < since):
                 break
-        if pages == 1 or not missed:
+        quiet = 0 if missed else quiet + 1
+        if pages == 1 or quiet == 2:
             return sorted(seen.values(), key=lambda i: (_digits(i.updated), i.id), reverse=True)
         start = start or front
         since = (datetime.fromisoformat(front[:19]) - _CLOCKS_DIFFER).isoformat()

@@ -67,7 +67,8 @@ def gone(error: BaseException) -> bool:
 async def listed(client: AsyncClient, **chosen: Any) -> list[Info]:
     """Returns the sessions of a group, of a parent or with labels, as `AsyncClient.list` chooses them, the most recently updated first.
 
-    One that is updated meanwhile moves to the front of the store's list, so the list is read again until nothing is new.
+    One that is updated meanwhile moves to the front of the store's list, so what was updated since is read again: one is missed only if it is used between two pages
+    of each reading.
     """
     pages = listing(chosen)
     try:

@@ -733,15 +733,16 @@ class _Steps:
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
                 copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}  # It is born with its new thread.
                 yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
-            nodes, changes = list[NewNode](), list[RecordChange]()
+            nodes, changes, bytes = list[NewNode](), list[RecordChange](), 0
             for r in (yield from self._all_records({"session": id}, _WRITE)):
                 w = json.loads(r.value.partition(b"\n")[0])
                 if "node" in w:
                     nodes.append(NewNode("write", (yield _calls.node({"session": id}, "", w["node"])).payload, w["node"]))
+                    bytes += len(nodes[-1].payload)
                 changes.append(RecordChange.set(r.key, r.value))
-                if sum(len(n.payload) for n in nodes) > _MAX_PAYLOADS:
+                if bytes > _MAX_PAYLOADS:
                     yield from self._apply_writes(target, ns, nodes, changes)
-                    nodes, changes = [], []
+                    nodes, changes, bytes = [], [], 0
             yield from self._apply_writes(target, ns, nodes, changes)
 
 

@@ -78,13 +78,20 @@ class _Brought:
         return self._key(s) in self._known
 
     def _key(self, s: Session) -> str:
-        return _digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It says nothing of a user who is erased.
+        return _digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It names no user who is erased.
 
     async def add(self, s: Session, commit: Any) -> Result:
         """Notes a session together with a commit to it."""
-        results = await self._states.commit({} if s in self else {self._id: {self._key(s): b""}}, commit)
-        self._known.add(self._key(s))
-        return results[0]
+        key = self._key(s)
+        try:
+            if s in self:
+                return (await self._states.commit({}, commit))[0]
+            result = (await self._states.commit({self._id: {key: b""}}, commit, expected={self._id: {key: "none"}}))[0]
+        except RecordConflictError:
+            self._known.add(key)  # Another migration has noted it.
+            raise
+        self._known.add(key)
+        return result
 
 
 async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
@@ -93,8 +100,8 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
     while True:
         try:
             return await _once(source, client, listed, there, dry_run)
-        except (ConflictError, NotFoundError) as e:  # Somebody else has added events, or deleted it.
-            if e.outcome_unknown or not (isinstance(e, ConflictError) or adapter.gone(e)):
+        except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added events, or deleted it.
+            if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
 
 
