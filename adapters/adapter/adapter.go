@@ -104,7 +104,7 @@ func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turns
 		if quiet++; missed {
 			quiet = 0
 		}
-		if pages == 1 || quiet == 2 {
+		if pages == 1 || quiet == 2 || front.IsZero() {
 			break
 		}
 		if start.IsZero() {

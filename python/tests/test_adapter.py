@@ -147,6 +147,15 @@ def test_a_list_misses_nothing_that_was_there_when_it_began_and_ends(meanwhile: 
     pytest.fail("the list does not end")
 
 
+def test_a_list_of_pages_of_which_none_has_a_session_that_is_wanted_is_empty() -> None:
+    pages = listing({"labels": {"of": "nobody"}})
+    next(pages)
+    pages.send(Page([], "more"))
+    with pytest.raises(StopIteration) as e:
+        pages.send(Page([], ""))
+    assert e.value.value == []
+
+
 def test_events_are_in_commits() -> None:
     whole = 4 << 20
     for sizes, want in (([], []), ([1] * 401, [200, 200, 1]), ([whole, whole + 1, 1, whole - 1, 1], [1, 1, 2, 1])):

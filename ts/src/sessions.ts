@@ -140,7 +140,7 @@ export async function listed(client: Client, chosen: Omit<ListOptions, "after" |
 			after = last && since && compareTimes(last.updated, since) < 0 ? "" : (page.next ?? "");
 		} while (after);
 		quiet = missed ? 0 : quiet + 1;
-		if (pages === 1 || quiet === 2) break;
+		if (pages === 1 || quiet === 2 || !front) break;
 		start ||= front;
 		since = new Date(Date.parse(front) - clocksDiffer).toISOString();
 	}

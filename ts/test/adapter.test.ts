@@ -80,6 +80,11 @@ test("a list misses nothing that was there when it began, whatever is used meanw
 	}
 });
 
+test("a list of pages of which none has a session that is wanted is empty", async () => {
+	const list = async ({ after }: { after?: string }) => ({ sessions: [], ...(after ? {} : { next: "more" }) });
+	expect(await listed({ list } as unknown as Client, {})).toEqual([]);
+});
+
 test("records of a prefix are those of all sessions, and a change is made again until nobody has come between", async () => {
 	const db = await open();
 	const keys = Array.from({ length: 1001 }, (_, i) => `k/${String(i).padStart(4, "0")}`);

@@ -87,7 +87,7 @@ def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info
             if not after or (page.sessions and _digits(page.sessions[-1].updated) < since):
                 break
         quiet = 0 if missed else quiet + 1
-        if pages == 1 or quiet == 2:
+        if pages == 1 or quiet == 2 or not front:
             return sorted(seen.values(), key=lambda i: (_digits(i.updated), i.id), reverse=True)
         start = start or front
         since = (datetime.fromisoformat(front[:19]) - _CLOCKS_DIFFER).isoformat()

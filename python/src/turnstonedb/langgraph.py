@@ -141,14 +141,14 @@ def _split(places: list[T], limit: int | None) -> tuple[list[T], list[T]]:
     return places[:n], places[n:]
 
 
-def _fitting(all: list[T], most: int, most_bytes: int, size: Callable[[T], int]) -> list[T]:
+def _fitting(items: list[T], most: int, most_bytes: int, size: Callable[[T], int]) -> list[T]:
     """Returns the first ones: as many as fit one request."""
-    bytes = 0
-    for i, one in enumerate(all[:most]):
-        bytes += size(one)
-        if i > 0 and bytes > most_bytes:
-            return all[:i]
-    return all[:most]
+    total = 0
+    for i, item in enumerate(items[:most]):
+        total += size(item)
+        if i > 0 and total > most_bytes:
+            return items[:i]
+    return items[:most]
 
 
 class _Recent(dict[K, V]):
@@ -594,11 +594,11 @@ class _Steps:
             some = _fitting(changes, _MAX_RECORDS, _MAX_BYTES, lambda c: len(c.value or b""))
             try:
                 if fresh:
-                    nodes = _fitting(fresh, _MAX_NODES, _MAX_PAYLOADS, lambda n: len(n.payload))
-                    commit = Commit("any", nodes, turn=secrets.token_hex(16), records=guard)
+                    first = _fitting(fresh, _MAX_NODES, _MAX_PAYLOADS, lambda n: len(n.payload))
+                    commit = Commit("any", first, turn=secrets.token_hex(16), records=guard)
                     yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
                     self._heads.pop(id, None)
-                    fresh = fresh[len(nodes) :]
+                    fresh = fresh[len(first) :]
                 else:
                     yield _calls.change_records(target, guard + some)
                     changes = changes[len(some) :]
@@ -733,16 +733,16 @@ class _Steps:
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
                 copied = {k: entry[k] for k in ("id", "parent", "metadata") if k in entry}  # It is born with its new thread.
                 yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
-            nodes, changes, bytes = list[NewNode](), list[RecordChange](), 0
+            nodes, changes, size = list[NewNode](), list[RecordChange](), 0
             for r in (yield from self._all_records({"session": id}, _WRITE)):
                 w = json.loads(r.value.partition(b"\n")[0])
                 if "node" in w:
                     nodes.append(NewNode("write", (yield _calls.node({"session": id}, "", w["node"])).payload, w["node"]))
-                    bytes += len(nodes[-1].payload)
+                    size += len(nodes[-1].payload)
                 changes.append(RecordChange.set(r.key, r.value))
-                if bytes > _MAX_PAYLOADS:
+                if size > _MAX_PAYLOADS:
                     yield from self._apply_writes(target, ns, nodes, changes)
-                    nodes, changes, bytes = [], [], 0
+                    nodes, changes, size = [], [], 0
             yield from self._apply_writes(target, ns, nodes, changes)
 
 
