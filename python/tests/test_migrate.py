@@ -35,7 +35,7 @@ from turnstonedb import _server as server
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.agents import TurnstoneSession
-from turnstonedb.errors import NotFoundError, UnavailableError
+from turnstonedb.errors import InvalidError, NotFoundError, UnavailableError
 from turnstonedb.langgraph import TurnstoneSaver
 from turnstonedb.migrate import MigratingSaver, adk, agents, langgraph
 from turnstonedb.migrate import _langgraph as migrate_langgraph
@@ -296,6 +296,24 @@ def test_a_thread_that_the_store_refuses_is_named_and_the_others_come(tmp_path: 
         assert {t.config["configurable"]["thread_id"] for t in TurnstoneSaver(client).list(None)} == {"t/0 é", "t/1 é"}
 
 
+def test_what_was_brought_of_a_thread_before_the_store_refuses_it_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = TurnstoneSaver.put
+
+    def refuses(self: Any, config: Any, checkpoint: Any, *args: Any) -> Any:
+        if checkpoint["id"] == "2":
+            raise InvalidError("too large")
+        return put(self, config, checkpoint, *args)
+
+    monkeypatch.setattr(TurnstoneSaver, "put", refuses)
+    old = InMemorySaver()
+    for id in ("1", "2"):
+        c: Any = {**empty_checkpoint(), "id": id}
+        old.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, c, {}, {})
+    with store(tmp_path / "s") as client:
+        report = langgraph(old, client)
+    assert (report.found, report.brought, report.different) == (1, 1, ["thread 't': too large"])
+
+
 def test_what_nobody_has_used_for_long_is_not_brought_again(tmp_path: Path) -> None:
     with sqlite(tmp_path / "db") as old, store(tmp_path / "s") as client:
         fill(old, range(3))
@@ -360,7 +378,7 @@ def test_a_thread_that_is_used_in_the_old_store_is_not_idle(tmp_path: Path, cut_
         graph(old).invoke(Command(resume="just now"), config)  # A host that has not come over yet.
         failing = MigratingSaver(client, old)
         with pytest.MonkeyPatch.context() as m:
-            m.setattr(migrate_langgraph, "_thread", lambda *_: (0, "another one"))
+            m.setattr(migrate_langgraph, "_thread", lambda *_: "another one")
             assert failing.delete_idle(timedelta(days=1)) == []
             assert failing.delete_idle(timedelta(seconds=2)) == ["t/1 é"]
         assert MigratingSaver(client, old).delete_idle(timedelta(seconds=2)) == []

@@ -87,11 +87,12 @@ def langgraph(source: BaseCheckpointSaver[Any], client: Client, *, dry_run: bool
         elif dry_run:
             report.add(brought=int(stands.split(maxsplit=1)[0]))
         else:
+            brought = set[str]()
             try:
-                brought, different = _thread(source, target, client, place, stands)
+                different = _thread(source, target, client, place, stands, brought)
             except InvalidError as e:  # what the store refuses
-                brought, different = 0, f"thread {adapter.cut(repr(place[0]), 200)}: {e}"
-            report.add(brought=brought, different=different)
+                different = f"thread {adapter.cut(repr(place[0]), 200)}: {e}"
+            report.add(brought=len(brought), different=different)
         if progress:
             progress(report)
 
@@ -127,21 +128,20 @@ def _noted(client: Client, place: Place) -> tuple[str, str]:
         return "", "none"
 
 
-def _thread(source: Any, target: Callable[[], Any], client: Client, place: Place, stands: str) -> tuple[int, str]:
-    """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Returns how many it brought, and what differs.
+def _thread(source: Any, target: Callable[[], Any], client: Client, place: Place, stands: str, brought: set[str]) -> str:
+    """Brings the checkpoints of a place that are not there, verifies all, and notes how the place stood. Adds the ids of those to brought, and returns what differs.
 
     Each attempt has a saver of its own: one that remembers a thread that was deleted meanwhile refuses what goes on from that.
     """
-    brought = set[str]()
     while True:
         note, version = _noted(client, place)
         if note in (stands, _BY_HOST) or _is_gone(client, place[0]):
-            return len(brought), ""
+            return ""
         # Another process may bring the place meanwhile, or delete it: then it is brought again, unless a host has deleted the thread.
         with suppress(ConflictError, NotFoundError, RecordConflictError):
             different = _attempt(source, target(), client, place, stands, version, brought)
             if not different or _noted(client, place)[1] == version:
-                return len(brought), different
+                return different
 
 
 def _attempt(source: Any, target: Any, client: Client, place: Place, stands: str, version: str, brought: set[str]) -> str:
@@ -231,7 +231,7 @@ def migrating() -> Any:
                     if thread not in self._known and not _is_gone(self._client, thread):
                         for ns in sorted({t.config["configurable"].get("checkpoint_ns", "") for t in self._old.list({"configurable": {"thread_id": thread}})}):
                             if _noted(self._client, (thread, ns))[0] != _BY_HOST:
-                                _, different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST)
+                                different = _thread(self._old, self._plain, self._client, (thread, ns), _BY_HOST, set())
                                 if different:
                                     raise ValueError(different)
                     if len(self._known) >= _MAX_KNOWN:
