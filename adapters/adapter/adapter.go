@@ -71,12 +71,13 @@ func Refused(err error) bool {
 	return errors.Is(err, turnstone.ErrInvalid) || errors.Is(err, turnstone.ErrLimit) || errors.Is(err, turnstone.ErrRejected)
 }
 
-// clocksDiffer is by how much the clocks of processes that share a store may differ for Listed.
+// clocksDiffer is how far apart the clocks of processes may be that share a store: Listed allows for it.
 const clocksDiffer = time.Minute
 
-// Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the front of
-// the store's list, so what was updated since is read again, until that is one page, or has twice no session that was there
-// before. A session is missed only if it is used between two pages of each reading.
+// Listed returns the sessions of a group, the most recently updated first. A session that is updated meanwhile moves to the
+// front of the store's list, where Listed has been already. So Listed reads again what was updated since the reading before.
+// It ends with a reading of one page, and with the second one in a row that finds no new session which is older than the call.
+// It misses a session only if somebody uses that between two pages of each reading.
 func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turnstone.Info, error) {
 	seen := map[string]turnstone.Info{}
 	var start, since time.Time

@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// moving is a store whose sessions have numbers as ids, and of which meanwhile says after each page which are updated.
+// moving is a store that updates sessions after each page of a list. meanwhile says which.
 type moving struct {
 	turnstone.Factory
 	sessions  []turnstone.Info // the most recently updated first
@@ -52,7 +52,8 @@ func (m *moving) List(_ context.Context, o turnstone.ListOptions) (page turnston
 	return page, nil
 }
 
-// A list misses nothing that was there when it began, whatever is used meanwhile, and ends however many sessions are made.
+// Listed finds the sessions that were there when it began, though others use them meanwhile. It ends also if somebody makes
+// sessions without end.
 func TestKT2_AListMissesNothingAndEnds(t *testing.T) {
 	made := 0
 	for name, meanwhile := range map[string]func(page int) []string{

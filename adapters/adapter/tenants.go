@@ -25,8 +25,8 @@ func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Fact
 
 type tenants func(context.Context) (string, turnstone.Factory, error)
 
-// storeOf returns the store that a call is about, if that is one of package turnstone or client itself: an adapter may remember
-// its handles. Any other Factory may serve several tenants without saying whose a handle is, and storeOf returns nil.
+// storeOf returns the store that a call goes to, if that is a store or a client itself: an adapter may remember its handles.
+// It returns nil for any other Factory, which may serve several tenants without saying whose a handle is.
 func storeOf(ctx context.Context, store turnstone.Factory) (turnstone.Factory, error) {
 	for {
 		of, several := store.(tenants)
@@ -153,7 +153,7 @@ func each[T any](ctx context.Context, of tenants, f func(turnstone.Factory) iter
 	}
 }
 
-// remembered is what an adapter remembers of sessions: of each store's by their ids, and of so many at most.
+// remembered is what an adapter remembers of sessions, by their stores and ids. It has at most maxRemembered entries.
 type remembered[T any] struct {
 	mu sync.Mutex // guards of
 	of map[place]T

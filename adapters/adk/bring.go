@@ -5,8 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +26,7 @@ const (
 	broughtKey = "migrated"
 	// begun is the value of that record until all is brought.
 	begun = "begun"
-	// recent stands for that time for a minute: the source may have more events of the same time.
+	// recent stands in that record for a time of less than a minute ago: the source may add events of the same time.
 	recent = "recent"
 	// byHost begins the value of that record if a host had made the session before.
 	byHost = "host "
@@ -87,7 +85,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 	return out, nil
 }
 
-// note says which sessions of an app were brought: a value for each, in a state of its own.
+// note is the state with a value for each session of an app that Bring has brought.
 type note struct {
 	states *adapter.States
 	id     string
@@ -97,7 +95,7 @@ type note struct {
 // noteKey returns the key of a session's value: a hash, which names no user who is erased.
 func noteKey(of session.Session) string { return sumOf([]byte(adapter.Join("", of.UserID(), of.ID()))) }
 
-// add notes a session together with a commit to it.
+// add makes a commit to a session, and notes the session with the same commit.
 func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
 	var changes []adapter.StateChange
 	if !n.known[noteKey(of)] {
@@ -113,14 +111,14 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 	return results[0], nil
 }
 
-// again reports whether Bring looks at a session again: somebody else has changed or deleted it.
+// again reports whether an error says that somebody else has changed or deleted a session: Bring looks at it again then.
 func again(err error) bool {
 	other := errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || adapter.Gone(err)
 	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown)
 }
 
-// bring brings a session, unless a host has deleted one that was brought before. It returns what the session shows of states:
-// the zero delta if no store can keep that, and nothing of a user who has deleted the session here.
+// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It returns the states
+// that the session shows: the zero delta if no store can keep them, and no state of the user if a host has deleted the session.
 func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, n note, o adapter.BringOptions, out *adapter.Brought) (d delta, err error) {
 	id := adapter.Join(sessionRoot, listed.AppName(), listed.UserID(), listed.ID())
 	shown := map[string]any{}
@@ -221,8 +219,8 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 	}
 }
 
-// wanted returns the events of a session of another service, and whether one of them is late. It returns nil if there is no such
-// session.
+// wanted returns the events of a session of another service, and whether one of them is late. It returns nil if there is no
+// such session.
 func wanted(ctx context.Context, from session.Service, of session.Session) (want []brought, late bool, err error) {
 	whole, err := from.Get(ctx, &session.GetRequest{AppName: of.AppName(), UserID: of.UserID(), SessionID: of.ID()})
 	if err != nil {
@@ -243,11 +241,11 @@ func wanted(ctx context.Context, from session.Service, of session.Session) (want
 	return want, late, nil
 }
 
-// standing returns what stands in broughtKey of when the source has updated a session.
+// standing returns the time when the source has updated a session last, as the record of broughtKey has it.
 func standing(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
 
 // there returns the session of an id with its events and state, and the value of broughtKey. The session is nil if there is
-// none. What was brought at a time is not read.
+// none. If the value has the time at, nothing has to be brought, and there reads no events.
 func (s *Sessions) there(ctx context.Context, id, at string) (turnstone.Persistence, string, *turnstone.State, error) {
 	st := &turnstone.State{}
 	h, err := s.store.Session(ctx, id)
@@ -271,8 +269,8 @@ func (s *Sessions) there(ctx context.Context, id, at string) (turnstone.Persiste
 	return h, noted, st, err
 }
 
-// add makes a commit of each part to the session that is at a revision. If it is nil, the first commit makes it, and notes it.
-// It returns the session.
+// add makes a commit of each part to a session, which is at a revision. If the session is nil, the first commit makes it, and
+// notes it. add returns the session.
 func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to turnstone.Persistence, at head.Revision, parts [][]brought, checkpoint map[string][]byte) (turnstone.Persistence, error) {
 	for _, some := range parts {
 		c := turnstone.SessionCommit{Session: to, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
@@ -389,83 +387,4 @@ func nodeOf(e *session.Event) (turnstone.NewNode, error) {
 // unstorable returns an error about what a store can't keep, as one that the store itself would return.
 func unstorable(err error) error {
 	return &turnstone.InvalidError{Where: "a session of the other service", Reason: err.Error()}
-}
-
-// bringState sets the values of a state that were never brought and are not there, or that were brought and have changed in the
-// source since. It never replaces what somebody sets meanwhile.
-func (s *Sessions) bringState(ctx context.Context, id string, values state, o adapter.BringOptions, out *adapter.Brought) error {
-	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
-	for {
-		versions, err := s.states.Versions(ctx, id)
-		if err != nil {
-			return err
-		}
-		there, err := s.states.Read(ctx, id)
-		if err != nil {
-			return err
-		}
-		brought, err := s.states.Read(ctx, note)
-		if err != nil {
-			return err
-		}
-		var changes []turnstone.RecordChange
-		var others []string
-		for _, c := range values.changes() {
-			has, known := there[c.Key]
-			switch {
-			case known && bytes.Equal(has, c.Value):
-			case !known && brought[c.Key] != nil: // A host has deleted it.
-			case known && string(brought[c.Key]) != sumOf(has):
-				others = append(others, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
-			default:
-				if c.Expect = versions[c.Key]; c.Expect == "" {
-					c.Expect = turnstone.NoRecord
-				}
-				changes = append(changes, c)
-			}
-		}
-		again := false
-		if !o.DryRun {
-			again, err = s.setStates(ctx, id, note, changes, func(c turnstone.RecordChange, err error) {
-				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, strings.Join(adapter.Names(id), "/"), err))
-			})
-		}
-		if err != nil || !again {
-			out.Different = append(out.Different, others...)
-			return err
-		}
-	}
-}
-
-// setStates sets values of a state, and notes them. It calls refused for those that the store refuses. again says that
-// somebody has set one of them meanwhile.
-func (s *Sessions) setStates(ctx context.Context, id, note string, changes []turnstone.RecordChange, refused func(turnstone.RecordChange, error)) (again bool, err error) {
-	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
-		var notes []turnstone.RecordChange
-		for _, c := range some {
-			notes = append(notes, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value))})
-		}
-		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}})
-		switch bad := adapter.Refused(err); {
-		case err == nil:
-		case bad && len(some) == 1:
-			refused(some[0], err)
-		case bad:
-			for _, c := range some {
-				if again, err := s.setStates(ctx, id, note, []turnstone.RecordChange{c}, refused); again || err != nil {
-					return again, err
-				}
-			}
-		case errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown):
-			return true, nil
-		default:
-			return false, err
-		}
-	}
-	return false, nil
-}
-
-func sumOf(content []byte) string {
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:])[:32]
 }

@@ -18,11 +18,10 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 	"github.com/turnstonedb/turnstone/adapters/adk"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
-// cutting is a store of which now and then a commit fails.
+// cutting is a store in which every so many commits one fails.
 type cutting struct {
 	turnstone.Factory
 	calls, every int
@@ -37,8 +36,8 @@ func (c *cutting) CommitAll(ctx context.Context, commits ...turnstone.SessionCom
 	return c.Factory.CommitAll(ctx, commits...)
 }
 
-// What another service has is brought as it is there, also after it was cut off, and later what has come since. What hosts
-// have done here stays.
+// Bring brings what another service has, as it is there. It goes on after a call that was cut off, and later brings what is
+// new. What hosts have done here stays.
 func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	r := rand.New(rand.NewPCG(49, 49))
 	source := session.InMemoryService()
@@ -170,7 +169,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	if err != nil || since.Session.Events().Len() != 2 {
 		t.Errorf("%d events of another clock, %v", since.Session.Events().Len(), err)
 	}
-	// What the state was at an event is known since the last one that was brought.
+	// Rewind knows the state at the last event that was brought, and at those after it.
 	speak(target, "trips", "user 1", "new", 1)
 	back, err := target.Get(ctx, &session.GetRequest{AppName: "trips", UserID: "user 1", SessionID: "new"})
 	if err != nil {
@@ -192,7 +191,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	if own, err := rewound.State().Get("own"); own != "1" || err != nil {
 		t.Errorf("the state is of event %v, %v", own, err)
 	}
-	// What somebody has taken back here does not come again.
+	// Bring does not bring again what somebody has taken back here.
 	h, err = st.Session(ctx, "adk/trips/user 1/new")
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +230,7 @@ func TestAD23_SessionsOfAnotherServiceAreBrought(t *testing.T) {
 	}
 }
 
-// deleting is a service of which somebody deletes each first session before it is read.
+// deleting is a service. Somebody deletes the first session of each app before the service reads it.
 type deleting struct {
 	session.Service
 	gone map[string]bool
@@ -265,7 +264,7 @@ func TestAD23_ASessionThatIsDeletedThereMeanwhileIsNoReasonToStop(t *testing.T) 
 	if name, err := listed.Sessions[0].State().Get("user:name"); name != "Ann" || err != nil {
 		t.Error(name, err)
 	}
-	// What was brought and then deleted here does not come again.
+	// Bring does not bring again what was deleted here.
 	if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: listed.Sessions[0].ID()}); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +278,7 @@ func TestAD23_ASessionThatIsDeletedThereMeanwhileIsNoReasonToStop(t *testing.T) 
 	}
 }
 
-// What somebody has made or sets here stays, and what can't be stored is named, while all else is brought.
+// What somebody has made or sets here stays. Bring names what can't be stored, and brings all else.
 func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T) {
 	source := session.InMemoryService()
 	add := func(s session.Service, user, id string, state map[string]any, events ...string) {
@@ -352,7 +351,7 @@ func TestAD23_BringReplacesNothingOfAHostAndNamesWhatItCanNotStore(t *testing.T)
 	}
 }
 
-// A session whose migration was cut off is not taken for one that a host has made.
+// Bring does not take a session that it has brought in part for one that a host has made.
 func TestAD23_WhatWasCutOffGetsTheStateThatTheSourceHasByNow(t *testing.T) {
 	source, store := session.InMemoryService(), storetest.Memory(t)
 	r, err := source.Create(ctx, &session.CreateRequest{AppName: "a", UserID: "u", SessionID: "s", State: map[string]any{"own": "before"}})
@@ -392,227 +391,6 @@ func TestAD23_WhatWasCutOffGetsTheStateThatTheSourceHasByNow(t *testing.T) {
 	}
 	if own, err := got.Session.State().Get("own"); err != nil || own != "since" {
 		t.Errorf("%v, %v", own, err)
-	}
-}
-
-// Events of the same time come, whenever they do.
-func TestAD23_AnEventOfTheTimeOfTheLastOneIsBrought(t *testing.T) {
-	source, s := said(t, 2), adk.NewSessions(storetest.Memory(t))
-	for _, want := range []adapter.Brought{{Found: 1, Brought: 2}, {Found: 1, Unchanged: 1}} {
-		if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || !reflect.DeepEqual(*b, want) {
-			t.Errorf("%+v, %v", b, err)
-		}
-	}
-	of := got(t, source)
-	e := session.NewEvent(ctx, "i")
-	e.Timestamp, e.Content = of.LastUpdateTime(), genai.NewContentFromText("in the same tick", "user")
-	if err := source.AppendEvent(ctx, of, e); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 1 {
-		t.Errorf("%+v, %v", b, err)
-	}
-}
-
-// said returns a service of which user ann of app has said something in session s.
-func said(t *testing.T, events int) session.Service {
-	t.Helper()
-	source := session.InMemoryService()
-	r, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s", State: map[string]any{"user:mail": "ann@x", "user:name": "Ann"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range events {
-		e := session.NewEvent(ctx, "i")
-		e.Content = genai.NewContentFromText(fmt.Sprint("text ", i), "user")
-		if err := source.AppendEvent(ctx, r.Session, e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return source
-}
-
-func got(t *testing.T, of session.Service) session.Session {
-	t.Helper()
-	r, err := of.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.Session
-}
-
-// What was brought and then deleted here does not come again: not into a session that a host makes of the same id, not of a
-// session whose migration was cut off, and neither do values of state.
-func TestAD23_WhatWasDeletedHereDoesNotComeAgain(t *testing.T) {
-	for _, cut := range []bool{false, true} {
-		source, store := said(t, 450), &cutting{Factory: storetest.Memory(t)}
-		s := adk.NewSessions(store)
-		if cut {
-			store.every = 2
-		}
-		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); cut != errors.Is(err, errCut) {
-			t.Fatal(err)
-		}
-		store.every = 0
-		if !cut {
-			deleted := []turnstone.RecordChange{{Key: "mail", Action: turnstone.DeleteRecord}}
-			if _, err := adapter.NewStates(store, "adk-state").Commit(ctx, []adapter.StateChange{{ID: "adk/app/ann", Values: deleted}}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
-				t.Fatal(err)
-			}
-			if v, err := got(t, s).State().Get("user:mail"); err == nil {
-				t.Errorf("%v is here again", v)
-			}
-			if v, err := got(t, s).State().Get("user:name"); v != "Ann" || err != nil {
-				t.Errorf("%v, %v", v, err)
-			}
-		}
-		if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
-			t.Fatal(err)
-		}
-		for _, id := range []string{"adk/app/ann", "adk-migration/adk%2Fapp%2Fann"} {
-			if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
-				t.Fatal(err)
-			}
-		}
-		for round := range 2 {
-			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Unchanged != 1 || b.Brought != 0 || len(b.Different) > 0 {
-				t.Errorf("%+v, %v", b, err)
-			}
-			if _, err := store.Session(ctx, "adk/app/ann"); !adapter.Gone(err) {
-				t.Errorf("the state of the user is here again: %v", err)
-			}
-			if round == 0 {
-				if _, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if n := got(t, s).Events().Len(); n > 0 {
-				t.Errorf("the new session has %d events of the other one", n)
-			}
-		}
-	}
-}
-
-// failingAt is a store of which one commit fails, or finds that a host has deleted the session.
-type failingAt struct {
-	turnstone.Factory
-	calls, at int
-	deletes   bool
-}
-
-func (f *failingAt) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
-	if f.calls++; f.calls == f.at && !f.deletes {
-		return nil, errCut
-	} else if f.calls == f.at {
-		if err := f.Delete(ctx, "adk/app/ann/s", turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
-			return nil, err
-		}
-	}
-	return f.Factory.CommitAll(ctx, commits...)
-}
-
-// Whichever call fails, all is brought by the next one, also into what a host has made; and whenever a host deletes a session
-// that was brought, it stays away.
-func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
-	for at := 1; at < 8; at++ {
-		for _, deletes := range []bool{false, true} {
-			for _, hosts := range []bool{false, true} {
-				source, store := said(t, 250), &failingAt{Factory: storetest.Memory(t), at: at, deletes: deletes}
-				s := adk.NewSessions(store)
-				if hosts {
-					made, err := adk.NewSessions(store.Factory).Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := adk.NewSessions(store.Factory).AppendEvent(ctx, made.Session, got(t, source).Events().At(0)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				var last *adapter.Brought
-				for n := 0; n < 3; n++ {
-					b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app")
-					if err != nil && !errors.Is(err, errCut) || err == nil && len(b.Different) > 0 {
-						t.Fatalf("call %d, %v: %+v, %v", at, deletes, b, err)
-					}
-					last = b
-				}
-				if last.Unchanged != 1 || last.Brought != 0 {
-					t.Errorf("call %d, %v: %+v", at, deletes, last)
-				}
-				left, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
-				if err != nil && !(deletes && adapter.Gone(err)) || err == nil && left.Session.Events().Len() != 250 {
-					t.Errorf("call %d, %v, of a host %v: %v, %v", at, deletes, hosts, left, err)
-				}
-			}
-		}
-	}
-}
-
-// getting is a service whose first session somebody does something with just before it is read.
-type getting struct {
-	session.Service
-	act func()
-}
-
-func (g *getting) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
-	if act := g.act; act != nil {
-		g.act = nil
-		act()
-	}
-	return g.Service.Get(ctx, r)
-}
-
-// Of two calls of Bring at once neither brings again what a host has deleted since the other brought it.
-func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
-	for _, deletes := range []bool{false, true} {
-		source, store := said(t, 3), storetest.Memory(t)
-		s := adk.NewSessions(store)
-		b, err := s.Bring(ctx, &getting{source, func() {
-			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 3 {
-				t.Errorf("%+v, %v", b, err)
-			}
-			if deletes {
-				if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
-					t.Error(err)
-				}
-			}
-		}}, adapter.BringOptions{}, "app")
-		if err != nil || b.Brought != 0 || b.Unchanged != 1 || len(b.Different) > 0 {
-			t.Errorf("deleted %v: %+v, %v", deletes, b, err)
-		}
-		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != deletes {
-			t.Errorf("deleted %v: %v", deletes, err)
-		}
-	}
-}
-
-// What a validator does not want is named, and all else is brought.
-func TestAD23_WhatAValidatorDoesNotWantIsNamed(t *testing.T) {
-	source := session.InMemoryService()
-	for i := range 3 {
-		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: fmt.Sprint(i)}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Validator: func(_ context.Context, id string, _ *turnstone.Commit) error {
-		if id == "adk/app/ann/0" {
-			return errors.New("no")
-		}
-		return nil
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	b, err := adk.NewSessions(st.Factory()).Bring(ctx, source, adapter.BringOptions{}, "app")
-	if err != nil || b.Found != 3 || len(b.Different) != 1 || !strings.Contains(b.Different[0], `"0"`) {
-		t.Errorf("%+v, %v", b, err)
-	}
-	if listed, err := adk.NewSessions(st.Factory()).List(ctx, &session.ListRequest{AppName: "app"}); err != nil || len(listed.Sessions) != 2 {
-		t.Errorf("%+v, %v", listed, err)
 	}
 }
 

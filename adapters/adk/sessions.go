@@ -186,8 +186,8 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 // since stays in the store, where Session.Persistence leads to it, and sessions that were read before are stale. If the
 // session has no event of that id, the error matches turnstone.ErrNodeNotFound.
 //
-// Rewind refuses an event, and "", if nobody knows the state of then: before the last event that Bring has brought, and
-// before the fork of a session that was forked.
+// Rewind does not go back to where nobody knows the state. In a session that Bring has brought, that is before the last event
+// that it has brought, and in a fork, before the fork. The error matches turnstone.ErrInvalid then.
 func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) (*Session, error) {
 	out, err := s.find(ctx, of.AppName(), of.UserID(), of.ID())
 	if err != nil {

@@ -77,7 +77,8 @@ func (s *Store[State]) Bring(ctx context.Context, dir, prefix string, o adapter.
 	return out, nil
 }
 
-// chains returns those of snapshots that are left when they are saved one after the other, and those that are stored already.
+// chains returns the snapshots that MaxChain leaves of those of files and those that are stored already, when all are saved in
+// the order of their times.
 func (s *Store[State]) chains(ctx context.Context, files []*exp.SessionSnapshot[State]) (map[string]*exp.SessionSnapshot[State], error) {
 	all, sessions := slices.Clone(files), map[string]bool{}
 	for _, of := range files {
@@ -120,7 +121,7 @@ func (s *Store[State]) chains(ctx context.Context, files []*exp.SessionSnapshot[
 	return left, nil
 }
 
-// sortByTime sorts snapshots: one stores what its parent has not.
+// sortByTime sorts snapshots so that each comes after its parent, of which it stores the difference.
 func sortByTime[State any](all []*exp.SessionSnapshot[State]) {
 	slices.SortFunc(all, func(a, b *exp.SessionSnapshot[State]) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.SnapshotID, b.SnapshotID))

@@ -21,8 +21,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
-// The snapshots of Genkit's files are brought as they are there, and later those that have come or have changed since. What
-// a host goes on with here stays.
+// Bring brings the snapshots of Genkit's files as they are, and later those that are new or have changed. It leaves alone the
+// snapshots that a host has saved here.
 func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	dir := t.TempDir()
 	files, err := localstore.NewFileSessionStore[custom](dir, localstore.WithSnapshotPathPrefix(func(context.Context) string { return "org/ann" }))
@@ -151,13 +151,9 @@ func TestGK8_SnapshotsOfFilesAreBrought(t *testing.T) {
 	}
 }
 
-// What a host has saved here outlives every prune, also if Bring is made again after one.
+// A snapshot that a host has saved here keeps its state, also if Bring is called again after a prune.
 func TestGK8_BringTakesNothingFromAHostAfterAPrune(t *testing.T) {
-	dir := t.TempDir()
-	files, err := localstore.NewFileSessionStore[custom](dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files, dir := filesOf(t)
 	st := storetest.URL(t, "mem:")
 	s := on(t, st.Factory())
 	put := func(to exp.SessionStore[custom], id, parent string, at int) {
@@ -186,7 +182,7 @@ func TestGK8_BringTakesNothingFromAHostAfterAPrune(t *testing.T) {
 	}
 }
 
-// put saves a snapshot of session "s", in place of one of its id.
+// put saves a snapshot of session "s" in place of the one that has its id.
 func put(t *testing.T, to exp.SessionStore[custom], id, parent string, created int, texts ...string) {
 	t.Helper()
 	at := begin.Add(time.Duration(created) * time.Second)
@@ -202,13 +198,9 @@ func put(t *testing.T, to exp.SessionStore[custom], id, parent string, created i
 	}
 }
 
-// A chain has as many snapshots as it may, whoever has saved them.
+// Bring brings no snapshot that MaxChain has deleted here.
 func TestGK7_BringAddsNothingToAChainThatAHostHasGoneOnWith(t *testing.T) {
-	dir := t.TempDir()
-	files, err := localstore.NewFileSessionStore[custom](dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files, dir := filesOf(t)
 	s := snapshots{T: t, Store: genkit.NewStore[custom](storetest.Memory(t), genkit.Options{MaxChain: 2})}
 	put(t, files, "1", "", 1, "a")
 	put(t, files, "2", "1", 2, "a", "b")
@@ -228,13 +220,9 @@ func TestGK7_BringAddsNothingToAChainThatAHostHasGoneOnWith(t *testing.T) {
 	}
 }
 
-// A state that the files have got since comes, also if nothing else has changed.
+// Bring brings a state that a file has got since the last call, also if nothing else in the file has changed.
 func TestGK8_AStateThatCameLaterIsBrought(t *testing.T) {
-	dir := t.TempDir()
-	files, err := localstore.NewFileSessionStore[custom](dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files, dir := filesOf(t)
 	s := on(t, storetest.Memory(t))
 	for _, said := range [][]string{nil, {"a"}} {
 		put(t, files, "1", "", 1, said...)
@@ -245,4 +233,15 @@ func TestGK8_AStateThatCameLaterIsBrought(t *testing.T) {
 	if got := texts(s.get("1")); got != "0 a" {
 		t.Error(got)
 	}
+}
+
+// filesOf returns a store of files, and its directory.
+func filesOf(t *testing.T) (*localstore.FileSessionStore[custom], string) {
+	t.Helper()
+	dir := t.TempDir()
+	files, err := localstore.NewFileSessionStore[custom](dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files, dir
 }

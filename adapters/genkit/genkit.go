@@ -75,7 +75,7 @@ type stored[State any] struct {
 	session turnstone.Persistence
 	record  turnstone.Record
 	row     row[State]
-	pruned  bool // its state
+	pruned  bool // A prune has taken its state.
 }
 
 // find returns the snapshot of an id.
@@ -198,8 +198,8 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 	}
 }
 
-// isLatest reports whether a snapshot is, or will be, the one with a state that was created last in its session, when changes
-// of records have been made.
+// isLatest reports whether a snapshot, when it is saved, is the one that was created last in its session of those that have a
+// state. It leaves out the snapshots that changes of records delete.
 func (s *Store[State]) isLatest(ctx context.Context, root string, of *exp.SessionSnapshot[State], changes []turnstone.RecordChange) (bool, error) {
 	h, err := s.store.Session(ctx, root+"/"+of.SessionID)
 	if err != nil {
@@ -255,7 +255,7 @@ func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp
 	})
 }
 
-// change is SaveSnapshot, and for Bring if bring is set. It gives fn the snapshot as it is stored as well.
+// change is SaveSnapshot. It gives fn also the stored snapshot. bring says that Bring calls it.
 func (s *Store[State]) change(ctx context.Context, id string, bring bool, fn func(existing *exp.SessionSnapshot[State], of *stored[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
 	if id == "" {
 		id = uuid.NewString()

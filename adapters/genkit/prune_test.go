@@ -15,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
-// A prune of the store leaves the state that was saved last, so that the session goes on.
+// A prune leaves the state that was saved last, so that a host can go on with the session.
 func TestGK5_TheLastStateOutlivesEveryPrune(t *testing.T) {
 	st := storetest.URL(t, "mem:")
 	s := on(t, st.Factory())
@@ -35,7 +35,7 @@ func TestGK5_TheLastStateOutlivesEveryPrune(t *testing.T) {
 	if _, err := s.GetSnapshot(ctx, "1"); !errors.Is(err, turnstone.ErrRevisionPruned) {
 		t.Error(err)
 	}
-	// What has lost its state can still be changed.
+	// A host can still change a snapshot whose state was pruned.
 	if got := s.change("1", func(c *snapshot) { c.Status = exp.SnapshotStatusFailed }); got.State != nil || got.Status != exp.SnapshotStatusFailed {
 		t.Errorf("%+v", got)
 	}
@@ -44,7 +44,7 @@ func TestGK5_TheLastStateOutlivesEveryPrune(t *testing.T) {
 	}
 }
 
-// A run in the background is older than what came while it worked: its state, which comes last, takes nothing from that.
+// A run in the background may save its state after a newer snapshot was saved. The newer one keeps its state all the same.
 func TestGK5_TheLatestSnapshotKeepsItsStateWhateverIsSavedLast(t *testing.T) {
 	st := storetest.URL(t, "mem:")
 	s := on(t, st.Factory())
@@ -65,8 +65,7 @@ func TestGK5_TheLatestSnapshotKeepsItsStateWhateverIsSavedLast(t *testing.T) {
 	}
 }
 
-// The latest snapshot is one with a state: neither one without, nor one that its chain deletes, nor the place that it had
-// before takes anything from it.
+// Of the snapshots that have a state, the one that was created last keeps it in a prune, whatever other snapshots there are.
 func TestGK5_TheLatestStateOutlivesAPruneBesideSnapshotsThatHaveNone(t *testing.T) {
 	prune := func(t *testing.T, st *turnstone.Store) {
 		t.Helper()
@@ -130,7 +129,7 @@ func TestGK5_TheLatestStateOutlivesAPruneBesideSnapshotsThatHaveNone(t *testing.
 	})
 }
 
-// between is a store that calls functions before a record is read, and before a state is.
+// between is a store that calls a function before it reads a record, and another one before it reads a state.
 type between struct {
 	turnstone.Factory
 	call, load func()
@@ -187,7 +186,7 @@ func TestGK7_TheLatestSnapshotIsReadWhileAChainGetsAnother(t *testing.T) {
 	}
 }
 
-// A record that leads to no snapshot, whoever has left it, is told of.
+// If the list of snapshots names one that does not exist, GetLatestSnapshot returns an error, and ends.
 func TestGK5_ALeadToNoSnapshotIsAnError(t *testing.T) {
 	store := storetest.Memory(t)
 	s := on(t, store)

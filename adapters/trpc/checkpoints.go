@@ -112,7 +112,7 @@ func (c *Checkpoints) GetTuple(ctx context.Context, config map[string]any) (*gra
 	if err == nil && p.ID != "" {
 		t, err = read(ctx, h, lineage, namespace, &p)
 	}
-	if err == nil && t == nil && id == "" && p.ID != "" { // Hosts whose clocks differ have put others since, and it was pruned.
+	if err == nil && t == nil && id == "" && p.ID != "" { // A host whose clock is behind has put another one since, and a prune has taken this one.
 		var some []*graph.CheckpointTuple
 		if some, err = c.list(ctx, lineage, namespace, &graph.CheckpointFilter{Limit: 1}); len(some) > 0 {
 			t = some[0]

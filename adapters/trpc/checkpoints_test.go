@@ -122,7 +122,8 @@ func TestTR9_CheckpointsAtOnceAreAllThere(t *testing.T) {
 	}
 }
 
-// Hosts whose clocks differ put a checkpoint after one of a later time. When that is pruned, the latest one is the next.
+// A host whose clock is behind puts a checkpoint after one that has a later time. When a prune takes that one, the checkpoint
+// that is left with the latest time is the latest.
 func TestTR9_WhenTheLatestCheckpointIsPrunedTheNextOneIs(t *testing.T) {
 	store := storetest.Memory(t)
 	s := trpc.NewCheckpoints(store, trpc.CheckpointOptions{})

@@ -242,7 +242,7 @@ func (s *slowly) SetEnabledTools(map[string]struct{}) {
 	}
 }
 
-// An extractor works alone, whatever is read and stored meanwhile; what others store then stays, and the limit holds.
+// Nobody sets up an extractor while it works. What others store meanwhile stays, and the limit holds.
 func TestTR11_AnExtractionLeavesWhatOthersStoreMeanwhile(t *testing.T) {
 	store, of := storetest.Memory(t), memory.UserKey{AppName: "a", UserID: "u"}
 	f := &slowly{t: t}
@@ -290,7 +290,7 @@ func (r *replaces) Extract(_ context.Context, _ []model.Message, known []*memory
 	return out, nil
 }
 
-// does is an extractor that is told what to do.
+// does is an extractor that returns what the function what returns.
 type does struct {
 	finds
 	what func(known []*memory.Entry) []*extractor.Operation
@@ -300,7 +300,7 @@ func (d *does) Extract(_ context.Context, _ []model.Message, known []*memory.Ent
 	return d.what(known), nil
 }
 
-// At the limit an extraction changes, deletes and adds what the kit does, in the order that the extractor says.
+// When a user has as many memories as the limit, an extraction changes, deletes and adds those that the kit does.
 func TestTR11_AnExtractionAtTheLimitDoesWhatTheKitDoes(t *testing.T) {
 	add := func(texts ...string) (out []*extractor.Operation) {
 		for _, text := range texts {
@@ -354,7 +354,7 @@ func TestTR11_AnExtractionAtTheLimitDoesWhatTheKitDoes(t *testing.T) {
 	}
 }
 
-// A memory that is changed is not lost, also if there are as many as there may be, or more.
+// A memory that an extraction changes is not lost, also if the user has more memories than the limit.
 func TestTR11_AnExtractionChangesMemoriesAtTheLimit(t *testing.T) {
 	for limit := range 4 {
 		store, of := storetest.Memory(t), memory.UserKey{AppName: "a", UserID: "u"}
@@ -384,7 +384,7 @@ func TestTR11_AnExtractionChangesMemoriesAtTheLimit(t *testing.T) {
 	}
 }
 
-// waits is an extractor whose calls wait until all of them are told to go on.
+// waits is an extractor. Each call tells busy that it has begun, and goes on when goOn is closed.
 type waits struct {
 	finds
 	busy chan struct{}
@@ -397,8 +397,8 @@ func (w *waits) Extract(ctx context.Context, messages []model.Message, known []*
 	return w.finds.Extract(ctx, messages, known)
 }
 
-// Sessions are extracted at once, and one session by one job after the other; a request that has to wait for its own ends
-// with it.
+// Extractions of several sessions run at once. A request that does its job itself, and has to wait for another job of the
+// session, waits no longer than its context.
 func TestTR11_SessionsAreExtractedAtOnce(t *testing.T) {
 	w := &waits{busy: make(chan struct{}), goOn: make(chan struct{})}
 	m := trpc.NewMemory(storetest.Memory(t), 0, inmemory.WithExtractor(w))

@@ -280,7 +280,7 @@ func TestTR4_ASummaryIsStoredOnlyWhereItsEventsAre(t *testing.T) {
 	}
 }
 
-// beside is a store whose host does something just before each summary is stored.
+// beside is a store. It calls act just before it stores a summary.
 type beside struct {
 	turnstone.Factory
 	act func()
@@ -303,7 +303,7 @@ func (h besideHandle) Commit(ctx context.Context, c turnstone.Commit) (turnstone
 	return h.Persistence.Commit(ctx, c)
 }
 
-// However often others append, a summary is stored, and it is not when the session goes back in the very moment.
+// A summary is stored though others append just before it. It is not stored if somebody rewinds the session just before it.
 func TestTR4_ASummaryIsStoredBesideAppendsButNotBesideARewind(t *testing.T) {
 	for _, rewinds := range []bool{false, true} {
 		store, n := storetest.Memory(t), 0

@@ -711,10 +711,10 @@ async def test_what_a_host_has_deleted_of_adk_does_not_come_into_what_it_makes_a
         for id in (f"adk/a/{one}", f"adk-migration/adk%2Fa%2F{one}"):
             await client.delete(id)
         await States(client, "adk-state").commit({f"adk/a/{other}": {"u": None}})
-        for _ in range(2):
+        for again in (False, True):
             report = await adk(source, client, ["a"])
             assert (report.unchanged, report.brought, report.different) == (3, 0, [])
-            if _ == 0:
+            if not again:
                 assert "user:name" not in (await target.create_session(app_name="a", user_id=one, session_id="s")).state
         made = await target.get_session(app_name="a", user_id=one, session_id="s")
         assert made is not None and made.events == [] and not [k for k in made.state if k.startswith("user:")]

@@ -120,9 +120,9 @@ export async function recorded(client: Client, prefix: string): Promise<StoredRe
 }
 
 /**
- * Returns the sessions that the options of Client.list choose, the most recently updated first. One that is updated meanwhile moves to the front of the store's
- * list, so what was updated since is read again, until that is one page, or has twice no session that was there before. A session is missed only if it is used between
- * two pages of each reading.
+ * Returns the sessions that the options of Client.list choose, the most recently updated first. A session that is updated meanwhile moves to the front of the
+ * store's list, which was read already. So what was updated since the reading before is read again. The last reading is one of one page, or the second one in a row
+ * that finds no new session which is older than the call. A session is missed only if somebody uses it between two pages of each reading.
  */
 export async function listed(client: Client, chosen: Omit<ListOptions, "after" | "limit">): Promise<Info[]> {
 	const seen = new Map<string, Info>();

@@ -42,8 +42,8 @@ func Alike[S any](t testing.TB, stores []S, steps int, seed uint64, calls map[st
 
 // Apart fails the test unless an adapter keeps two tenants apart. open makes the adapter on a store of several tenants: on
 // adapter.Tenants, on a wrapper around that, on a wrapper around its handles too, on a store that a host has made of several,
-// and on Tenants of Tenants. use has the adapter store a text, under names that are the same in all calls, and returns the texts that the
-// adapter then finds under these names. Apart also calls use for no tenant, which has to fail.
+// and on Tenants of Tenants. use has the adapter store a text, under names that are the same in all calls, and returns the
+// texts that the adapter then finds under these names. Apart also calls use for no tenant, which has to fail.
 func Apart[S any](t testing.TB, open func(turnstone.Factory) S, use func(ctx context.Context, a S, text string) ([]string, error)) {
 	t.Helper()
 	for _, of := range []func(find) turnstone.Factory{

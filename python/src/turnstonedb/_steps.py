@@ -72,8 +72,12 @@ def short(text: str, most: int) -> str:
 
 
 def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info]]:
-    """Yields what to ask for, is sent the pages, and returns the sessions. What was updated since is read again, until that is one page, or has twice no session that
-    was there before. A session is missed only if it is used between two pages of each reading."""
+    """Yields what to ask for, is sent the pages, and returns the sessions.
+
+    A session that is updated meanwhile moves to the front of the store's list, which was read already. So what was updated since the reading before is read again. The
+    last reading is one of one page, or the second one in a row that finds no new session which is older than the call. A session is missed only if somebody uses it
+    between two pages of each reading.
+    """
     seen: dict[str, Info] = {}
     start, since, quiet = "", "", 0
     while True:
@@ -94,5 +98,5 @@ def listing(chosen: dict[str, Any]) -> Generator[dict[str, Any], Page, list[Info
 
 
 def _digits(time: str) -> str:
-    """Returns a time as what sorts: it has as many digits as it needs, and with the "Z" one that goes on would come after its beginning."""
+    """Returns a time as a text that can be compared. The server leaves out zeros at its end, and a "Z" would sort after digits that follow."""
     return time.removesuffix("Z")

@@ -81,7 +81,7 @@ class _Brought:
         return _digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It names no user who is erased.
 
     async def add(self, s: Session, commit: Any) -> Result:
-        """Notes a session together with a commit to it."""
+        """Makes a commit to a session, and notes the session with the same commit."""
         key = self._key(s)
         try:
             if s in self:
@@ -106,6 +106,7 @@ async def _session(source: BaseSessionService, client: AsyncClient, listed: Sess
 
 
 async def _once(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
+    """Does this, or raises an error if somebody else changes the session meanwhile."""
     from ..adk import _LATE, _ROOT, _SKEW, _STATE, _object, event_of
 
     app, user, name = listed.app_name, listed.user_id, listed.id
@@ -188,8 +189,8 @@ def _used(events: Iterable[Event]) -> list[Usage]:
 
 
 async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Sets the values of a state that were never brought and are not there, or that were brought and have changed in the source since. Returns the keys of the others,
-    with what is wrong."""
+    """Sets those values of a state that are new, and those that were brought and have changed in the source since. A value is new if it is not there and was never
+    brought. Returns the keys of the others, with what is wrong."""
     from ..adk import _STATES
 
     states = adapter.States(client, _STATES)

@@ -47,6 +47,7 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
 
 
 def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
+    """Does this, or raises an error if somebody else changes the session meanwhile."""
     from ..agents import _kind
 
     note = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)

@@ -1,0 +1,240 @@
+package adk_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"google.golang.org/adk/v2/session"
+	"google.golang.org/genai"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/adapter"
+	"github.com/turnstonedb/turnstone/adapters/adk"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+// Bring brings an event also if its time is that of the last one.
+func TestAD23_AnEventOfTheTimeOfTheLastOneIsBrought(t *testing.T) {
+	source, s := said(t, 2), adk.NewSessions(storetest.Memory(t))
+	for _, want := range []adapter.Brought{{Found: 1, Brought: 2}, {Found: 1, Unchanged: 1}} {
+		if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || !reflect.DeepEqual(*b, want) {
+			t.Errorf("%+v, %v", b, err)
+		}
+	}
+	of := got(t, source)
+	e := session.NewEvent(ctx, "i")
+	e.Timestamp, e.Content = of.LastUpdateTime(), genai.NewContentFromText("in the same tick", "user")
+	if err := source.AppendEvent(ctx, of, e); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// said returns a service in which user ann has said so many things in session s of app.
+func said(t *testing.T, events int) session.Service {
+	t.Helper()
+	source := session.InMemoryService()
+	r, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s", State: map[string]any{"user:mail": "ann@x", "user:name": "Ann"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range events {
+		e := session.NewEvent(ctx, "i")
+		e.Content = genai.NewContentFromText(fmt.Sprint("text ", i), "user")
+		if err := source.AppendEvent(ctx, r.Session, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return source
+}
+
+func got(t *testing.T, of session.Service) session.Session {
+	t.Helper()
+	r, err := of.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Session
+}
+
+// Bring does not bring again what a host has deleted here: a session of which it had brought a part or all, or a value of
+// state. If the host makes a session of that id, Bring adds nothing to it.
+func TestAD23_WhatWasDeletedHereDoesNotComeAgain(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		source, store := said(t, 450), &cutting{Factory: storetest.Memory(t)}
+		s := adk.NewSessions(store)
+		if cut {
+			store.every = 2
+		}
+		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); cut != errors.Is(err, errCut) {
+			t.Fatal(err)
+		}
+		store.every = 0
+		if !cut {
+			deleted := []turnstone.RecordChange{{Key: "mail", Action: turnstone.DeleteRecord}}
+			if _, err := adapter.NewStates(store, "adk-state").Commit(ctx, []adapter.StateChange{{ID: "adk/app/ann", Values: deleted}}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := got(t, s).State().Get("user:mail"); err == nil {
+				t.Errorf("%v is here again", v)
+			}
+			if v, err := got(t, s).State().Get("user:name"); v != "Ann" || err != nil {
+				t.Errorf("%v, %v", v, err)
+			}
+		}
+		if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"adk/app/ann", "adk-migration/adk%2Fapp%2Fann"} {
+			if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
+				t.Fatal(err)
+			}
+		}
+		for round := range 2 {
+			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Unchanged != 1 || b.Brought != 0 || len(b.Different) > 0 {
+				t.Errorf("%+v, %v", b, err)
+			}
+			if _, err := store.Session(ctx, "adk/app/ann"); !adapter.Gone(err) {
+				t.Errorf("the state of the user is here again: %v", err)
+			}
+			if round == 0 {
+				if _, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := got(t, s).Events().Len(); n > 0 {
+				t.Errorf("the new session has %d events of the other one", n)
+			}
+		}
+	}
+}
+
+// failingAt is a store. One of its commits fails, or a host deletes the session just before that commit.
+type failingAt struct {
+	turnstone.Factory
+	calls, at int
+	deletes   bool
+}
+
+func (f *failingAt) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	if f.calls++; f.calls == f.at && !f.deletes {
+		return nil, errCut
+	} else if f.calls == f.at {
+		if err := f.Delete(ctx, "adk/app/ann/s", turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
+			return nil, err
+		}
+	}
+	return f.Factory.CommitAll(ctx, commits...)
+}
+
+// Whichever commit of Bring fails, the next call brings the rest, also to a session that a host has made. Whenever a host
+// deletes a session that was brought, it stays deleted.
+func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
+	for at := 1; at < 8; at++ {
+		for _, deletes := range []bool{false, true} {
+			for _, hosts := range []bool{false, true} {
+				source, store := said(t, 250), &failingAt{Factory: storetest.Memory(t), at: at, deletes: deletes}
+				s := adk.NewSessions(store)
+				if hosts {
+					made, err := adk.NewSessions(store.Factory).Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := adk.NewSessions(store.Factory).AppendEvent(ctx, made.Session, got(t, source).Events().At(0)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var last *adapter.Brought
+				for n := 0; n < 3; n++ {
+					b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app")
+					if err != nil && !errors.Is(err, errCut) || err == nil && len(b.Different) > 0 {
+						t.Fatalf("call %d, %v: %+v, %v", at, deletes, b, err)
+					}
+					last = b
+				}
+				if last.Unchanged != 1 || last.Brought != 0 {
+					t.Errorf("call %d, %v: %+v", at, deletes, last)
+				}
+				left, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
+				if err != nil && !(deletes && adapter.Gone(err)) || err == nil && left.Session.Events().Len() != 250 {
+					t.Errorf("call %d, %v, of a host %v: %v, %v", at, deletes, hosts, left, err)
+				}
+			}
+		}
+	}
+}
+
+// getting is a service. It calls act just before it reads a session for the first time.
+type getting struct {
+	session.Service
+	act func()
+}
+
+func (g *getting) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
+	if act := g.act; act != nil {
+		g.act = nil
+		act()
+	}
+	return g.Service.Get(ctx, r)
+}
+
+// Two calls of Bring work at once. When a host deletes what one of them has brought, the other one does not bring it again.
+func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
+	for _, deletes := range []bool{false, true} {
+		source, store := said(t, 3), storetest.Memory(t)
+		s := adk.NewSessions(store)
+		b, err := s.Bring(ctx, &getting{source, func() {
+			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 3 {
+				t.Errorf("%+v, %v", b, err)
+			}
+			if deletes {
+				if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+					t.Error(err)
+				}
+			}
+		}}, adapter.BringOptions{}, "app")
+		if err != nil || b.Brought != 0 || b.Unchanged != 1 || len(b.Different) > 0 {
+			t.Errorf("deleted %v: %+v, %v", deletes, b, err)
+		}
+		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != deletes {
+			t.Errorf("deleted %v: %v", deletes, err)
+		}
+	}
+}
+
+// Bring names what a validator refuses, and brings all else.
+func TestAD23_WhatAValidatorDoesNotWantIsNamed(t *testing.T) {
+	source := session.InMemoryService()
+	for i := range 3 {
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Validator: func(_ context.Context, id string, _ *turnstone.Commit) error {
+		if id == "adk/app/ann/0" {
+			return errors.New("no")
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	b, err := adk.NewSessions(st.Factory()).Bring(ctx, source, adapter.BringOptions{}, "app")
+	if err != nil || b.Found != 3 || len(b.Different) != 1 || !strings.Contains(b.Different[0], `"0"`) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if listed, err := adk.NewSessions(st.Factory()).List(ctx, &session.ListRequest{AppName: "app"}); err != nil || len(listed.Sessions) != 2 {
+		t.Errorf("%+v, %v", listed, err)
+	}
+}
