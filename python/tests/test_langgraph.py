@@ -186,11 +186,15 @@ def test_large_writes_are_stored_and_copied_in_requests_of_a_size_that_a_server_
         sizes.append(sum(len(n.payload) for n in commit.nodes))
         return session_commit(target, made, commit, only)
 
+    read, node = [], _calls.node
+    monkeypatch.setattr(_calls, "node", lambda *args: read.append(len(sizes)) or node(*args))
     monkeypatch.setattr(_calls, "session_commit", measured)
     saver = TurnstoneSaver(db)
     config = entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
     saver.put_writes(config, [("x", f"{i}" * 100_000) for i in range(8)], "task")
     saver.copy_thread("t", "copy")
+    assert len(read) == 8
+    assert len(set(read)) > 2  # It holds no more of them at once than a request may have.
     there, copied = saver.get_tuple(config), saver.get_tuple({"configurable": {"thread_id": "copy"}})
     assert there is not None
     assert copied is not None
@@ -290,6 +294,15 @@ def test_channels_whose_history_was_pruned_are_not_taken_for_shorter_ones(db: tu
         with pytest.raises(turnstonedb.NotFoundError, match="which was pruned or deleted") as e:
             use()
         assert e.value.kind == "revision-pruned"
+
+    saver = TurnstoneSaver(db)  # The same holds if the list does not have them any more either.
+    last: Any = {"configurable": {"thread_id": "runs", "checkpoint_ns": ""}}
+    for cid in ("1", "2", "3"):
+        last = entry(cid, saver, last)
+    assert saver.get_delta_channel_history(config=last, channels=["texts"]) == {"texts": {"writes": []}}
+    saver.delete_for_runs(["1"])
+    with pytest.raises(turnstonedb.NotFoundError, match="checkpoint '1', which was pruned or deleted"):
+        saver.get_delta_channel_history(config=last, channels=["texts"])
 
 
 def test_a_thread_of_which_checkpoints_were_pruned_is_copied(db: turnstonedb.Client) -> None:
