@@ -78,23 +78,32 @@ func TestTR7_AReadCostsWhatItReturns(t *testing.T) {
 func TestTR7_EventsOfALaterTimeAreFound(t *testing.T) {
 	store := storetest.Memory(t)
 	s := trpc.NewSessions(store, trpc.Options{})
-	key := session.Key{AppName: "app", UserID: "user", SessionID: "chat"}
-	of := must(s.CreateSession(ctx, key, nil))
 	later := time.Now().Add(100 * 24 * time.Hour)
-	for i, at := range []time.Time{time.Now(), later, time.Now(), time.Now()} {
-		e := say(i, model.RoleUser, "text", nil)
-		e.Timestamp = at
-		if err := s.AppendEvent(ctx, of, e); err != nil {
-			t.Fatal(err)
+	for _, late := range []string{"event", "track event"} {
+		key := session.Key{AppName: "app", UserID: "user", SessionID: late}
+		of := must(s.CreateSession(ctx, key, nil))
+		for i := range 4 {
+			e := say(i, model.RoleUser, "text", nil)
+			track := &session.TrackEvent{Track: "t", Payload: json.RawMessage(fmt.Sprint(i)), Timestamp: time.Now()}
+			if e.Timestamp = time.Now(); i == 1 && late == "event" {
+				e.Timestamp = later
+			} else if i == 1 {
+				track.Timestamp = later
+			}
+			if err := s.AppendEvent(ctx, of, e); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.AppendTrackEvent(ctx, of, track); err != nil {
+				t.Fatal(err)
+			}
 		}
-		track := &session.TrackEvent{Track: "t", Payload: json.RawMessage(fmt.Sprint(i)), Timestamp: at}
-		if err := s.AppendTrackEvent(ctx, of, track); err != nil {
-			t.Fatal(err)
+		got := must(s.GetSession(ctx, key, session.WithEventTime(later.Add(-time.Hour))))
+		if found := len(got.Events) == 3 && got.Events[0].ID == "e1"; found != (late == "event") {
+			t.Errorf("%s: %+v", late, got.Events)
 		}
-	}
-	got := must(s.GetSession(ctx, key, session.WithEventTime(later.Add(-time.Hour))))
-	if len(got.Events) != 3 || got.Events[0].ID != "e1" || len(got.Tracks["t"].Events) != 1 {
-		t.Errorf("%+v %+v", got.Events, got.Tracks["t"])
+		if found := got.Tracks["t"] != nil && len(got.Tracks["t"].Events) == 1; found != (late == "track event") {
+			t.Errorf("%s: %+v", late, got.Tracks["t"])
+		}
 	}
 }
 
