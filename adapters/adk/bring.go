@@ -22,9 +22,9 @@ import (
 
 const (
 	// broughtKey is the key of the record that says what Bring has brought of a session: the time when the source updated it
-	// last, a space, and the number of events.
+	// last, a space, and the number of events here then. Each commit of Bring sets it.
 	broughtKey = "migrated"
-	// begun is the value of that record until all is brought.
+	// begun stands in that record for the time until all is brought.
 	begun = "begun"
 	// recent stands in that record for a time of less than a minute ago: the source may add events of the same time.
 	recent = "recent"
@@ -186,7 +186,7 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 		if !goesOn {
 			checkpoint[statePart] = part
 		}
-		if h, err = s.add(ctx, listed, n, h, st.Revision, parts, checkpoint); again(err) {
+		if h, err = s.add(ctx, listed, n, h, st, parts, checkpoint, hosts); again(err) {
 			continue
 		} else if err != nil {
 			return d, err
@@ -201,16 +201,12 @@ func (s *Sessions) bring(ctx context.Context, from session.Service, listed sessi
 			out.Different = append(out.Different, id)
 			return d, nil
 		}
-		value := fmt.Sprint(standing(listed), " ", len(want))
+		at := standing(listed)
 		if time.Since(listed.LastUpdateTime()) < time.Minute {
-			value = fmt.Sprint(recent, " ", len(want))
+			at = recent
 		}
-		if hosts {
-			value = byHost + value
-		}
-		is := turnstone.SessionCommit{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: broughtKey, Value: []byte(value)}}}}
-		if value != was {
-			if _, err = n.add(ctx, listed, is); again(err) {
+		if records := progress(hosts, at, len(want)); len(parts) > 0 || string(records[0].Value) != was {
+			if _, err = n.add(ctx, listed, turnstone.SessionCommit{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: records}}); again(err) {
 				continue
 			}
 		}
@@ -269,35 +265,42 @@ func (s *Sessions) there(ctx context.Context, id, at string) (turnstone.Persiste
 	return h, noted, st, err
 }
 
-// add makes a commit of each part to a session, which is at a revision. If the session is nil, the first commit makes it, and
-// notes it. add returns the session.
-func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to turnstone.Persistence, at head.Revision, parts [][]brought, checkpoint map[string][]byte) (turnstone.Persistence, error) {
+// add makes a commit of each part to a session with a state, and notes with it how far Bring has come. If the session is nil,
+// the first commit makes it. add returns the session.
+func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to turnstone.Persistence, st *turnstone.State, parts [][]brought, checkpoint map[string][]byte, hosts bool) (turnstone.Persistence, error) {
+	at, events := st.Revision, len(st.Nodes)
 	for _, some := range parts {
-		c := turnstone.SessionCommit{Session: to, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint}}
+		events += len(some)
+		c := turnstone.SessionCommit{Session: to, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint, Records: progress(hosts, begun, events)}}
 		for _, e := range some {
 			c.Nodes = append(c.Nodes, e.node)
 		}
-		if to != nil {
-			results, err := s.store.CommitAll(ctx, c)
-			if err != nil {
-				return nil, err
-			}
-			at = results[0].Revision
-			continue
+		group := adapter.Join(sessionRoot, listed.AppName(), listed.UserID())
+		id := adapter.Join(group, listed.ID())
+		if to == nil {
+			c.Create = &turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}
 		}
-		c.Create = &turnstone.Request{ID: adapter.Join(sessionRoot, listed.AppName(), listed.UserID(), listed.ID())}
-		c.Create.Group = adapter.Join(sessionRoot, listed.AppName(), listed.UserID())
-		c.Commit.Records = []turnstone.RecordChange{{Key: broughtKey, Value: []byte(begun)}}
 		result, err := n.add(ctx, listed, c)
 		if err != nil {
 			return nil, err
 		}
-		at = result.Revision
-		if to, err = s.store.Session(ctx, c.Create.ID); err != nil {
+		if at = result.Revision; to != nil {
+			continue
+		}
+		if to, err = s.store.Session(ctx, id); err != nil {
 			return nil, err
 		}
 	}
 	return to, nil
+}
+
+// progress returns the change of a session's record of broughtKey. hosts says that a host had made the session before.
+func progress(hosts bool, at string, events int) []turnstone.RecordChange {
+	value := fmt.Sprint(at, " ", events)
+	if hosts {
+		value = byHost + value
+	}
+	return []turnstone.RecordChange{{Key: broughtKey, Value: []byte(value)}}
 }
 
 // knowsState returns an error if nobody knows the state that a session had at an event: of what Bring has brought, the other
@@ -326,9 +329,9 @@ func knowsState(ctx context.Context, h turnstone.Persistence, wanted func(*turns
 		}
 		upto = i.Messages - uint64(len(since)) + 1
 	}
-	_, number, done := strings.Cut(strings.TrimPrefix(string(r.Value), byHost), " ")
+	at, number, _ := strings.Cut(strings.TrimPrefix(string(r.Value), byHost), " ")
 	had, _ := strconv.ParseUint(number, 10, 64)
-	if !done || upto < had {
+	if upto < had || at == begun && upto == had {
 		return &turnstone.InvalidError{Where: "rewind", Reason: "the event was brought from another service, which does not tell what the state was then"}
 	}
 	return nil

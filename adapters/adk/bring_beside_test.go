@@ -124,21 +124,24 @@ type failingAt struct {
 	turnstone.Factory
 	calls, at int
 	deletes   bool
+	deleted   bool
 }
 
 func (f *failingAt) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
 	if f.calls++; f.calls == f.at && !f.deletes {
 		return nil, errCut
 	} else if f.calls == f.at {
-		if err := f.Delete(ctx, "adk/app/ann/s", turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
+		err := f.Delete(ctx, "adk/app/ann/s", turnstone.KeepChildren)
+		if err != nil && !adapter.Gone(err) {
 			return nil, err
 		}
+		f.deleted = err == nil
 	}
 	return f.Factory.CommitAll(ctx, commits...)
 }
 
 // Whichever commit of Bring fails, the next call brings the rest, also to a session that a host has made. Whenever a host
-// deletes a session that was brought, it stays deleted.
+// deletes a session of which Bring has brought an event, it stays deleted.
 func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 	for at := 1; at < 8; at++ {
 		for _, deletes := range []bool{false, true} {
@@ -166,11 +169,66 @@ func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 					t.Errorf("call %d, %v: %+v", at, deletes, last)
 				}
 				left, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
-				if err != nil && !(deletes && adapter.Gone(err)) || err == nil && left.Session.Events().Len() != 250 {
+				if gone := store.deleted && at > 1; gone != adapter.Gone(err) || !gone && (err != nil || left.Session.Events().Len() != 250) {
 					t.Errorf("call %d, %v, of a host %v: %v, %v", at, deletes, hosts, left, err)
 				}
 			}
 		}
+	}
+}
+
+// While Bring has not brought all that it has begun with, nobody goes back to an event of it, and the next call brings the rest.
+func TestAD23_NobodyRewindsIntoWhatIsBeingBrought(t *testing.T) {
+	source, store := said(t, 2), &failingAt{Factory: storetest.Memory(t)}
+	s := adk.NewSessions(store)
+	if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+		t.Fatal(err)
+	}
+	of := got(t, source)
+	var ids []string
+	for i := range 300 {
+		e := session.NewEvent(ctx, "i")
+		e.Actions.StateDelta = map[string]any{"n": i}
+		if err := source.AppendEvent(ctx, of, e); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, e.ID)
+	}
+	for _, at := range []int{2, 3} { // after the first commit of events, and before it is noted that there are all
+		if store.calls, store.at = 0, at-1; at == 2 {
+			store.at = 2
+		}
+		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); !errors.Is(err, errCut) {
+			t.Fatal(err)
+		}
+		events := got(t, s).Events().Len()
+		for _, id := range []string{ids[0], ids[events-3], ""} {
+			if _, err := s.Rewind(ctx, got(t, s), id); !errors.As(err, new(*turnstone.InvalidError)) {
+				t.Errorf("%d events, to %q: %v", events, id, err)
+			}
+		}
+	}
+	store.at = 0
+	if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Brought != 0 || got(t, s).Events().Len() != 302 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	h, err := store.Session(ctx, "adk/app/ann/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // The second time Bring brings the state alone.
+		if _, err := s.Rewind(ctx, got(t, s), ids[299]); err != nil {
+			t.Error(err)
+		}
+		if _, err := h.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"state": []byte("{}")}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := got(t, s).State().Get("n"); err != nil || fmt.Sprint(n) != "299" {
+		t.Errorf("%v, %v", n, err)
 	}
 }
 

@@ -540,6 +540,64 @@ def test_what_a_host_has_removed_does_not_come_again(tmp_path: Path) -> None:
         assert [n.payload for n in client.session("popped").load().nodes] == [b'{"role": "user", "content": "one"}']
 
 
+@pytest.mark.parametrize("at", [2, 3])
+def test_an_item_that_a_host_pops_while_it_is_migrated_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The host pops it before the second commit; or after that, when the migration was cut off."""
+
+    async def fill() -> None:
+        session = SQLiteSession("s", tmp_path / "db")
+        await session.add_items([{"role": "user", "content": f"{i}"} for i in range(250)])
+        session.close()
+
+    asyncio.run(fill())
+    with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        commit_all, calls = client.commit_all, itertools.count(1)
+
+        def pop() -> None:
+            session = client.session("s")
+            state = session.load(last=1)
+            session.commit(expected=state.revision, leaf=state.nodes[0].parent or "none", tombstone=[state.nodes[0].id])
+
+        def meanwhile(*commits: Any) -> Any:
+            if (call := next(calls)) == 2 == at:
+                pop()
+            results = commit_all(*commits)
+            if call == 2 != at:
+                raise UnavailableError("cut off")
+            return results
+
+        monkeypatch.setattr(client, "commit_all", meanwhile)
+        with suppress(UnavailableError):
+            agents(source, client)
+        if at == 3:
+            pop()
+        there = [n.id for n in client.session("s").load().nodes]
+        assert len(there) == (199 if at == 2 else 249)
+        for _ in range(2):
+            assert agents(source, client).different == ["session 's': its items are others"]
+        assert [n.id for n in client.session("s").load().nodes] == there
+
+
+def test_of_two_migrations_of_agents_at_once_neither_brings_what_a_host_clears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SQLiteSession("s", tmp_path / "db")
+    asyncio.run(session.add_items([{"role": "user", "content": "one"}]))
+    session.close()
+    with store(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        commit_all = client.commit_all
+
+        def meanwhile(*commits: Any) -> Any:
+            monkeypatch.setattr(client, "commit_all", commit_all)
+            assert agents(source, client).brought == 1
+            client.delete("s")
+            return commit_all(*commits)
+
+        monkeypatch.setattr(client, "commit_all", meanwhile)
+        report = agents(source, client)
+        assert (report.unchanged, report.brought, report.different) == (1, 0, [])
+        with pytest.raises(NotFoundError):
+            client.session("s").load()
+
+
 @pytest.mark.parametrize("deletes", [False, True])
 def test_whichever_call_of_a_migration_of_agents_fails_the_next_one_brings_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool) -> None:
     """Whenever a host clears a session that was brought, it stays away, and the others come."""
@@ -728,7 +786,7 @@ async def test_what_a_host_has_deleted_of_adk_does_not_come_into_what_it_makes_a
 async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool, hosts: bool
 ) -> None:
-    """Also into what a host has made. Whenever a host deletes a session that was brought, it stays away."""
+    """Also into what a host has made. Whenever a host deletes a session of which an event was brought, it stays away."""
     source, r = InMemorySessionService(), random.Random(53)  # type: ignore[no-untyped-call]
     for at in range(1, 7):
         await speak(source, f"a{at}", "u", "s", r, 250)
@@ -740,13 +798,14 @@ async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_th
                 whole = await source.get_session(app_name=f"a{at}", user_id="u", session_id="s")
                 assert whole is not None
                 await target.append_event(made, whole.events[0].model_copy())
-            calls = 0
+            calls, deleted = 0, False
 
             async def meanwhile(*commits: Any, at: int = at) -> Any:
-                nonlocal calls
+                nonlocal calls, deleted
                 calls += 1
                 if calls == at and deletes:
                     await client.delete(f"adk/a{at}/u/s")
+                    deleted = at > 1  # The first call of a migration makes it, or adds the first events.
                 elif calls == at:
                     raise UnavailableError("cut off")
                 return await commit_all(*commits)
@@ -759,7 +818,8 @@ async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_th
             assert (report.unchanged, report.brought) == (1, 0)
             monkeypatch.setattr(client, "commit_all", commit_all)
             left = await target.get_session(app_name=f"a{at}", user_id="u", session_id="s")
-            assert len(left.events) == 250 if left else deletes
+            assert len(left.events) == 250 if left else deleted
+            assert not (left and deleted)
 
 
 @pytest.mark.asyncio
@@ -791,6 +851,13 @@ async def test_events_of_adk_of_the_time_of_the_last_one_come(tmp_path: Path) ->
         assert session is not None
         await source.append_event(session, Event(author="user", timestamp=session.last_update_time))
         assert (await adk(source, client, ["a"])).brought == 1
+        handle = await client.session("adk/a/u/s")
+        note = await handle.record("migrated")
+        assert note and note.value == b"recent 3"
+        await handle.commit(checkpoint={"state": b"{}"}, expected="any")
+        assert (await adk(source, client, ["a"])).unchanged == 0  # It brings the state alone, and notes then that all is there.
+        again = await handle.record("migrated")
+        assert again and (again.value, again.version == note.version) == (note.value, False)
 
 
 @pytest.mark.asyncio

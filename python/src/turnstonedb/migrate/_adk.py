@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from google.adk.sessions import BaseSessionService, Session
 
 _BY_HOST = b"host "  # begins the note of a session that a host had made before
+_BEGUN = "begun"  # in a note, the time of a session that is not brought whole
 _RECENT = "recent"  # in a note, the time of a session that was used in the last minute: the source may have more events of the same time
 _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
 
@@ -140,34 +141,45 @@ async def _once(source: BaseSessionService, client: AsyncClient, listed: Session
     commits = list(adapter.in_commits(new, lambda e: len(_text(e)))) or ([] if goes_on or shown == own else [[]])
     if dry_run:
         return bool(commits), len(new), "", False
-    handle = await _add(client, listed, there, handle, revision, commits, late if goes_on else {_STATE: own, **late})
+    handle = await _add(client, listed, there, handle, revision, len(has), hosts, commits, late if goes_on else {_STATE: own, **late})
     state = await handle.load(parts=[_STATE])
     if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != own):
         return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others", False
-    time_of = stands if time.time() - listed.last_update_time > 60 else _RECENT
-    is_now = (_BY_HOST if hosts else b"") + f"{time_of} {len(want)}".encode()
-    if is_now != was:
-        await there.add(listed, handle.turn(Commit(0, records=[RecordChange.set(NOTE, is_now)]), records_only=True))
+    is_now = _progress(hosts, stands if time.time() - listed.last_update_time > 60 else _RECENT, len(want))
+    if commits or is_now.value != was:
+        await there.add(listed, handle.turn(Commit(0, records=[is_now]), records_only=True))
     return bool(commits), len(new), "", False
 
 
 async def _add(
-    client: AsyncClient, listed: Session, there: _Brought, to: AsyncSession | None, at: int, commits: Iterable[Iterable[Event]], parts: Mapping[str, bytes]
+    client: AsyncClient,
+    listed: Session,
+    there: _Brought,
+    to: AsyncSession | None,
+    at: int,
+    has: int,
+    hosts: bool,
+    commits: Iterable[list[Event]],
+    parts: Mapping[str, bytes],
 ) -> AsyncSession:
-    """Makes commits of events to the session that is at a revision. If there is none, the first one makes it, and notes it."""
+    """Makes commits of events to the session that is at a revision and has so many, and notes with them how far it has come. If there is none, the first one makes it."""
     from ..adk import _ROOT, _kind
 
-    id = adapter.join(_ROOT, listed.app_name, listed.user_id, listed.id)
+    group = adapter.join(_ROOT, listed.app_name, listed.user_id)
+    id = adapter.join(group, listed.id)
     for some in commits:
-        begun = [] if to else [RecordChange.set(NOTE, b"begun")]
-        commit = Commit(at, [NewNode(_kind(e), _text(e)) for e in some], secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=begun)
-        if to:
-            at = (await client.commit_all(to.turn(commit)))[0].revision
-        else:
-            at = (await there.add(listed, client.first_turn(id, commit, group=adapter.join(_ROOT, listed.app_name, listed.user_id)))).revision
-            to = await client.session(id)
+        has += len(some)
+        nodes, note = [NewNode(_kind(e), _text(e)) for e in some], _progress(hosts, _BEGUN, has)
+        commit = Commit(at, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=[note])
+        at = (await there.add(listed, to.turn(commit) if to else client.first_turn(id, commit, group=group))).revision
+        to = to or await client.session(id)
     assert to is not None
     return to
+
+
+def _progress(hosts: bool, time_of: str, events: int) -> RecordChange:
+    """Returns the note of a session: when the source updated it last, and how many events it has here then."""
+    return RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + f"{time_of} {events}".encode())
 
 
 def _text(event: Event) -> bytes:

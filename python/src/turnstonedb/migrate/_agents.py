@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from .. import adapter
 from .._sync import Client
-from ..errors import ConflictError, InvalidError, NotFoundError
+from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
 from ..types import Commit, NewNode, RecordChange
 from ._report import Report, sqlite
 
@@ -41,8 +41,8 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[s
     while True:
         try:
             return _once(client, id, items, dry_run)
-        except (ConflictError, NotFoundError) as e:  # Somebody else has added items, or deleted it.
-            if e.outcome_unknown or not (isinstance(e, ConflictError) or adapter.gone(e)):
+        except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added items, or removed some, or deleted it.
+            if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
 
 
@@ -71,21 +71,19 @@ def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str,
     side, _ = client.create(_BROUGHT, retention="all")
 
     def brought(n: int) -> RecordChange:
-        return RecordChange.set(note, str(n).encode())
+        return RecordChange.set(note, str(n).encode(), "none" if had is None else "")
 
-    nodes = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new]
+    nodes, n = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
     for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
-        commit = Commit(revision, some, secrets.token_hex(16))
-        if handle:
-            revision = client.commit_all(handle.turn(commit))[0].revision
-        else:  # It is noted as well, so that it does not come again if a host clears it before all is brought.
-            noted = side.turn(Commit(0, records=[brought(0)]), records_only=True)
-            revision = client.commit_all(client.first_turn(id, commit), noted)[0].revision
-            handle = client.session(id)
+        commit, n = Commit(revision, some, secrets.token_hex(16)), n + len(some)
+        turn = handle.turn(commit) if handle else client.first_turn(id, commit)
+        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(n)]), records_only=True))[0].revision
+        handle, had = handle or client.session(id), n
     assert handle is not None
+    if not nodes:
+        side.change_records(brought(len(items)))
     if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] != items:
         return {"different": f"session {id!r}: its items are others"}
-    side.change_records(brought(len(items)))
     return {"unchanged": not new, "brought": len(new)}
 
 
