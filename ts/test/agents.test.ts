@@ -27,7 +27,11 @@ test("items are added, popped and cleared", async () => {
 	expect((await db.list({ group: "g" })).sessions.map((i) => i.id)).toEqual(["a/b"]);
 	expect(await other.getItems(2)).toEqual([user("3"), user("4")]);
 	expect(await other.getItems(0)).toEqual([]);
+	const handle = await db.session("a/b");
+	const before = (await handle.load()).nodes;
 	const popped = await Promise.all([s, other, s].map((x) => x.popItem()));
+	const gone = await Promise.allSettled(before.map((n) => handle.node({ id: n.id })));
+	expect(gone.map((r) => (r.status === "rejected" ? r.reason.kind : ""))).toEqual(["", "", ...Array(3).fill("node-not-found")]);
 	expect(texts(popped as AgentInputItem[]).sort()).toEqual(["2", "3", "4"]);
 	await s.addItems([call("1")]);
 	expect(await other.getItems()).toEqual([user("0"), user("1"), call("1")]);
