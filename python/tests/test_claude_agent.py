@@ -190,6 +190,17 @@ async def test_a_session_has_title_model_usage_and_branches(tmp_path: Path) -> N
         assert (await session.info()).name == "Ours"
 
 
+def run(*arguments: str, store: Path) -> bytes:
+    """Runs the command, when the server that the client has started has ended."""
+    for _ in range(100):
+        done = subprocess.run([command(), *arguments, "--store", str(store)], capture_output=True)
+        if not done.returncode:
+            return done.stdout
+        assert b"use" in done.stderr or b"lock" in done.stderr, done.stderr
+        time.sleep(0.2)
+    raise AssertionError(done.stderr)
+
+
 @pytest.mark.asyncio
 async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
     """What the SDK mirrors and what an import reads of the file on disk is stored once, whichever comes first."""
@@ -211,16 +222,6 @@ async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
 
     def write(n: int) -> None:
         file.write_text("".join(json.dumps(e, ensure_ascii=False, separators=(",", ":")) + "\n" for e in lines[:n]))
-
-    def run(*arguments: str, store: Path) -> bytes:
-        """Runs the command, when the server that the client has started has ended."""
-        for _ in range(100):
-            done = subprocess.run([command(), *arguments, "--store", str(store)], capture_output=True)
-            if not done.returncode:
-                return done.stdout
-            assert b"use" in done.stderr or b"lock" in done.stderr, done.stderr
-            time.sleep(0.2)
-        raise AssertionError(done.stderr)
 
     for first in ("mirror", "file"):
         place = tmp_path / first
@@ -251,6 +252,25 @@ async def test_the_file_and_the_mirror_are_one_session(tmp_path: Path) -> None:
         await TurnstoneSessionStore(db).append(k, titles[1:])
         assert await TurnstoneSessionStore(db).load(k) == lines + titles[1:]
         assert (await (await db.session(main)).info()).name == "A"
+
+
+@pytest.mark.asyncio
+async def test_an_imported_session_that_goes_on_from_another_one_is_listed(tmp_path: Path) -> None:
+    """Its file begins with lines of the other one, as Claude Code writes it."""
+    first, second = str(uuid.uuid4()), str(uuid.uuid4())
+    project = tmp_path / "projects" / "-home-ann-trip"
+    project.mkdir(parents=True)
+    lines = [said(str(uuid.uuid4()), None, "one", sessionId=first), said(str(uuid.uuid4()), None, "two", sessionId=second)]
+    lines[1]["parentUuid"] = lines[0]["uuid"]
+    for session, all in ((first, lines[:1]), (second, lines)):
+        (project / f"{session}.jsonl").write_text("".join(json.dumps(e) + "\n" for e in all))
+    run("import", str(tmp_path / "projects"), store=tmp_path / "s")
+    async with opened(tmp_path / "s") as db:
+        assert (await (await db.session(second)).info()).parent == first
+        store = TurnstoneSessionStore(db)
+        await store.append(key(session=second, subpath="subagents/agent-1"), [said("u1", None, "three")])
+        assert {s["session_id"] for s in await store.list_sessions("-home-ann-trip")} == {first, second}
+        assert await store.load(key(session=second)) == lines
 
 
 @pytest.mark.asyncio

@@ -219,7 +219,7 @@ export class TurnstoneSessionStore implements SessionStore {
 	}
 
 	async #sessions(projectKey: string): Promise<Info[]> {
-		return (await listed(this.#client, { labels: { [projectLabel]: clip(projectKey) } })).filter((i) => i.nodes && !i.parent);
+		return (await listed(this.#client, { labels: { [projectLabel]: clip(projectKey) } })).filter((i) => i.nodes);
 	}
 
 	/** Returns the summaries of the sessions of a project. */

@@ -139,6 +139,18 @@ test("long after an import a line that is equal to one of it is new", async () =
 	expect(await new TurnstoneSessionStore(db).load(key)).toEqual([...all, ...soon.slice(1), ...later]);
 });
 
+test("a session that goes on from another one is listed, as an import makes it", async () => {
+	const db = await open();
+	const store = new TurnstoneSessionStore(db);
+	const [first, second] = [randomUUID(), randomUUID()];
+	await store.append({ projectKey: "p", sessionId: first }, [said("u1", null, "one")]);
+	await store.append({ projectKey: "p", sessionId: first, subpath: "subagents/agent-1" }, [said("u1", null, "one")]);
+	const labels = { "import.identity": `claude-code:${second}`, "claude.project": "p" };
+	const { session } = await db.create(second, { parent: first, labels });
+	await session.commit({ nodes: [{ kind: "user", payload: "{}" }] });
+	expect((await store.listSessions("p")).map((s) => s.sessionId).sort()).toEqual([first, second].sort());
+});
+
 test("an entry is stored once, by two hosts at once and when a batch comes again", async () => {
 	const db = await open();
 	const [a, b] = [new TurnstoneSessionStore(db), new TurnstoneSessionStore(db)];

@@ -230,11 +230,11 @@ class TurnstoneSessionStore(SessionStore):
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """Returns the sessions of a project."""
         found = await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)})
-        return [{"session_id": _session(i), "mtime": _milliseconds(i.updated)} for i in found if i.nodes and not i.parent]
+        return [{"session_id": _session(i), "mtime": _milliseconds(i.updated)} for i in found if i.nodes]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """Returns the summaries of the sessions of a project."""
-        sessions = {i.id: i for i in await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)}) if i.nodes and not i.parent}
+        sessions = {i.id: i for i in await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)}) if i.nodes}
         out: list[SessionSummaryEntry] = []
         after, key = "", _SUMMARY + _clip(project_key)
         while True:
