@@ -109,6 +109,7 @@ test("a copy of a thread that was cut off is made whole by another call, with no
 	await memory.updateMessages({ messages: [{ id: messageIdMap.m0 as string, threadId: "u" }] });
 	await memory.deleteThread({ threadId: "copy" });
 	const again = await copy();
+	expect(Object.keys(messageIdMap).filter((m) => again.messageIdMap?.[m] !== messageIdMap[m])).toEqual(["m0"]);
 	expect((await memory.listMessages({ threadId: "u" })).messages.map((m) => m.id)).toEqual([messageIdMap.m0]);
 	const ids = (await memory.listMessages({ threadId: "copy", perPage: false })).messages.map((m) => m.id);
 	expect(ids).toEqual(Array.from({ length: 250 }, (_, i) => again.messageIdMap?.[`m${i}`]));
