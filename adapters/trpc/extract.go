@@ -41,7 +41,7 @@ func (m *Memory) extract(ctx context.Context, key memory.UserKey, of *session.Se
 	return err
 }
 
-// extractWith is extract. It waits for the kits of the workers from up to to, and keeps them meanwhile.
+// extractWith is extract. It waits for the kits of the workers from up to to, as long as ctx lasts, and keeps them meanwhile.
 func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *session.Session, from, to int) error {
 	for i := from; i < to; i++ {
 		select {
@@ -51,6 +51,10 @@ func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *sessio
 			return ctx.Err()
 		}
 	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	ctx = context.WithoutCancel(ctx) // The kit goes on with the model whatever becomes of the request.
 	reading, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	s, err := m.stored(reading, key)
@@ -64,7 +68,7 @@ func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *sessio
 		}
 		kit = m.kit(len(s.stored))
 	}
-	defer func() { _ = kit.ClearMemories(context.WithoutCancel(ctx), key) }()
+	defer func() { _ = kit.ClearMemories(ctx, key) }()
 	if err := s.load(reading, key, kit); err != nil {
 		return err
 	}

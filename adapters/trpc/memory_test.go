@@ -436,6 +436,89 @@ func TestTR11_SessionsAreExtractedAtOnce(t *testing.T) {
 	}
 }
 
+// setUp is an extractor that is told which tools there are. It must not work then.
+type setUp struct {
+	waits
+	working atomic.Bool
+	wrong   atomic.Bool
+}
+
+func (s *setUp) Extract(ctx context.Context, messages []model.Message, known []*memory.Entry) ([]*extractor.Operation, error) {
+	s.working.Store(true)
+	defer s.working.Store(false)
+	return s.waits.Extract(ctx, messages, known)
+}
+
+func (s *setUp) SetEnabledTools(map[string]struct{}) {
+	if s.working.Load() && !s.wrong.Swap(true) {
+		close(s.goOn)
+	}
+}
+
+// The extraction for a user who has more memories than the limit waits until the others are done.
+func TestTR11_AnExtractorThatWorksIsNotSetUp(t *testing.T) {
+	store, user := storetest.Memory(t), memory.UserKey{AppName: "a", UserID: "many"}
+	before := trpc.NewMemory(store, 0)
+	for _, text := range []string{"tea", "rain"} {
+		if err := before.AddMemory(ctx, user, text, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := &setUp{waits: waits{busy: make(chan struct{}, 2), goOn: make(chan struct{})}}
+	m := trpc.NewMemory(store, 1, inmemory.WithExtractor(e))
+	if err := m.Close(); err != nil { // From now on requests do their jobs themselves.
+		t.Fatal(err)
+	}
+	job := func(ctx context.Context, user string, hash int) error {
+		s := &session.Session{AppName: "a", UserID: user, ID: "s", Hash: hash}
+		s.Events = append(s.Events, *say(0, model.RoleUser, "hello", nil))
+		return m.EnqueueAutoMemoryJob(ctx, s)
+	}
+	other := make(chan error)
+	go func() { other <- job(ctx, "other", 0) }()
+	<-e.busy
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := job(short, "many", 1); !errors.Is(err, context.DeadlineExceeded) || e.wrong.Load() {
+		t.Fatalf("it did not wait: %v", err)
+	}
+	close(e.goOn)
+	if err := errors.Join(<-other, job(ctx, "many", 1)); err != nil || e.wrong.Load() {
+		t.Error(err, e.wrong.Load())
+	}
+}
+
+// cancels ends a request while its memories are extracted.
+type cancels struct {
+	finds
+	request context.CancelFunc
+}
+
+func (c *cancels) Extract(ctx context.Context, messages []model.Message, all []*memory.Entry) ([]*extractor.Operation, error) {
+	c.request()
+	return c.finds.Extract(ctx, messages, all)
+}
+
+// What was extracted by a request that does its job itself is stored, also if the request ends before that. One that has ended
+// extracts nothing.
+func TestTR11_AnExtractionOutlivesItsRequest(t *testing.T) {
+	request, cancel := context.WithCancel(ctx)
+	m := trpc.NewMemory(storetest.Memory(t), 0, inmemory.WithExtractor(&cancels{request: cancel}))
+	if err := m.Close(); err != nil { // From now on requests do their jobs themselves.
+		t.Fatal(err)
+	}
+	s := &session.Session{AppName: "a", UserID: "u", ID: "s"}
+	for i, want := range []error{nil, context.Canceled} {
+		s.Events = append(s.Events, *say(i, model.RoleUser, fmt.Sprint("says ", i), nil))
+		if err := m.EnqueueAutoMemoryJob(request, s); !errors.Is(err, want) {
+			t.Errorf("%d: %v", i, err)
+		}
+		if all := must(m.ReadMemories(ctx, memory.UserKey{AppName: "a", UserID: "u"}, 0)); len(all) != 1 {
+			t.Errorf("%d: %d memories", i, len(all))
+		}
+	}
+}
+
 // failing is a store that makes no session.
 type failing struct{ turnstone.Factory }
 
