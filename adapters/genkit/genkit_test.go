@@ -366,6 +366,14 @@ func TestGK4_AStatusIsToldAcrossProcesses(t *testing.T) {
 		t.Error("there is a status of a snapshot that there is not")
 	}
 	writer.save("p", "s", 1, exp.SnapshotStatusPending, 0, "a")
+	listing := open()
+	for range 2 { // A heartbeat makes no revision.
+		page, err := listing.List(ctx, turnstone.ListOptions{})
+		if err != nil || len(page.Sessions) != 1 || page.Sessions[0].Revision != 1 {
+			t.Errorf("%+v, %v", page.Sessions, err)
+		}
+		writer.change("p", func(p *snapshot) { p.HeartbeatAt = &p.CreatedAt })
+	}
 	writer.save("q", "s", 2, exp.SnapshotStatusFailed, 0, "b")
 	watched, stop := context.WithCancel(ctx)
 	defer stop()
