@@ -758,6 +758,9 @@ async def test_what_a_host_has_deleted_of_adk_does_not_come_into_what_it_makes_a
                 await adk(source, client, ["a"])
         target = TurnstoneSessions(client)
         [begun] = (await target.list_sessions(app_name="a")).sessions
+        handle = await client.session(f"adk/a/{begun.user_id}/s")
+        note = await handle.record("migrated")  # Nobody rewinds before what it says, in any language.
+        assert note and note.value == f"begun {(await handle.info()).nodes}".encode()
         await target.delete_session(app_name="a", user_id=begun.user_id, session_id="s")
         report = await adk(source, client, ["a"])
         assert (report.found, report.unchanged, report.brought, report.different) == (3, 1, 500, [])
