@@ -108,10 +108,12 @@ const role = (n) => (n % 2 ? "assistant" : "user");
 
 /** Returns texts of random words, the same ones for a seed. */
 function contents(events, size, seed) {
-	let state = seed * 2654435761 + 1;
+	let state = seed; // of mulberry32
 	const random = (n) => {
-		state = (Math.imul(state ^ (state >>> 15), state | 1) + 0x6d2b79f5) | 0;
-		return ((state ^ (state >>> 14)) >>> 0) % n;
+		state = (state + 0x6d2b79f5) | 0;
+		let t = Math.imul(state ^ (state >>> 15), state | 1);
+		t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+		return ((t ^ (t >>> 14)) >>> 0) % n;
 	};
 	const words = Array.from({ length: 2000 }, () => Array.from({ length: 2 + random(9) }, () => "etaoinshrdlucmfwypvbgkjqxz"[random(26)]).join(""));
 	return Array.from({ length: events }, () => {
@@ -180,7 +182,7 @@ async function compared(framework, events, bytes, rounds) {
 		}
 	}
 	const kib = [theirs, join(ours, "s")].map((d) => short(size(d) / rounds / 1024));
-	await Promise.all([theirs, ours].map((d) => rm(d, { recursive: true })));
+	await Promise.all([theirs, ours].map((d) => rm(d, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 })));
 	const ratios = figures[0].map((f, i) => figures[1][i].appends / f.appends);
 	const ms = (of) => `${short(median(figures[1].map((f) => f[of])))} ms, not ${short(median(figures[0].map((f) => f[of])))}`;
 	const more = figures[0][0].last === undefined ? "" : `; of the last ${last} ${ms("last")}`;
