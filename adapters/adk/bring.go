@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// broughtKey is the key of the record that says what Bring has brought of a session: the time when the source updated it
-	// last, a space, and the number of events here then. Each commit of Bring sets it.
+	// broughtKey is the key of a record that each commit of Bring sets in the session. Its value is the time of the source's
+	// last update, a space, and the number of events that the session has after the commit.
 	broughtKey = "migrated"
 	// begun stands in that record for the time until all is brought.
 	begun = "begun"
@@ -294,7 +294,7 @@ func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to t
 	return to, nil
 }
 
-// progress returns the change of a session's record of broughtKey. hosts says that a host had made the session before.
+// progress returns the change that sets the record of broughtKey. hosts reports whether a host had made the session.
 func progress(hosts bool, at string, events int) []turnstone.RecordChange {
 	value := fmt.Sprint(at, " ", events)
 	if hosts {

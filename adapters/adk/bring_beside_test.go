@@ -177,7 +177,7 @@ func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 	}
 }
 
-// While Bring has not brought all that it has begun with, nobody goes back to an event of it, and the next call brings the rest.
+// Until Bring has brought a session whole, nobody can rewind it to an event that was brought. The next call brings the rest.
 func TestAD23_NobodyRewindsIntoWhatIsBeingBrought(t *testing.T) {
 	source, store := said(t, 2), &failingAt{Factory: storetest.Memory(t)}
 	s := adk.NewSessions(store)
@@ -194,10 +194,8 @@ func TestAD23_NobodyRewindsIntoWhatIsBeingBrought(t *testing.T) {
 		}
 		ids = append(ids, e.ID)
 	}
-	for _, at := range []int{2, 3} { // after the first commit of events, and before it is noted that there are all
-		if store.calls, store.at = 0, at-1; at == 2 {
-			store.at = 2
-		}
+	for range 2 { // The second commit fails: first that of the last events, then the one which notes that there are all.
+		store.calls, store.at = 0, 2
 		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); !errors.Is(err, errCut) {
 			t.Fatal(err)
 		}

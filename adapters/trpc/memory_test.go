@@ -436,7 +436,7 @@ func TestTR11_SessionsAreExtractedAtOnce(t *testing.T) {
 	}
 }
 
-// setUp is an extractor that is told which tools there are. It must not work then.
+// setUp is an extractor. It notes in wrong whether somebody told it which tools there are while it worked.
 type setUp struct {
 	waits
 	working atomic.Bool
@@ -488,7 +488,7 @@ func TestTR11_AnExtractorThatWorksIsNotSetUp(t *testing.T) {
 	}
 }
 
-// cancels ends a request while its memories are extracted.
+// cancels is an extractor that ends the request for which it works.
 type cancels struct {
 	finds
 	request context.CancelFunc
@@ -499,7 +499,7 @@ func (c *cancels) Extract(ctx context.Context, messages []model.Message, all []*
 	return c.finds.Extract(ctx, messages, all)
 }
 
-// What was extracted by a request that does its job itself is stored, also if the request ends before that. One that has ended
+// A request extracts memories itself, and ends meanwhile: what was extracted is stored. A request that has ended before
 // extracts nothing.
 func TestTR11_AnExtractionOutlivesItsRequest(t *testing.T) {
 	request, cancel := context.WithCancel(ctx)

@@ -73,12 +73,13 @@ def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str,
     def brought(n: int) -> RecordChange:
         return RecordChange.set(note, str(n).encode(), "none" if had is None else "")
 
-    nodes, n = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
+    nodes, count = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
     for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
-        commit, n = Commit(revision, some, secrets.token_hex(16)), n + len(some)
+        count += len(some)
+        commit = Commit(revision, some, secrets.token_hex(16))
         turn = handle.turn(commit) if handle else client.first_turn(id, commit)
-        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(n)]), records_only=True))[0].revision
-        handle, had = handle or client.session(id), n
+        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(count)]), records_only=True))[0].revision
+        handle, had = handle or client.session(id), count
     assert handle is not None
     if not nodes:
         side.change_records(brought(len(items)))
