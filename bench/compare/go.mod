@@ -7,6 +7,7 @@ replace (
 	github.com/turnstonedb/turnstone/adapters/adk => ../../adapters/adk
 	github.com/turnstonedb/turnstone/adapters/eino => ../../adapters/eino
 	github.com/turnstonedb/turnstone/adapters/genkit => ../../adapters/genkit
+	github.com/turnstonedb/turnstone/adapters/langchaingo => ../../adapters/langchaingo
 )
 
 require (
@@ -16,10 +17,12 @@ require (
 	github.com/klauspost/compress v1.20.3
 	github.com/mattn/go-sqlite3 v1.14.52
 	github.com/schollz/progressbar/v3 v3.19.1
+	github.com/tmc/langchaingo v0.1.14
 	github.com/turnstonedb/turnstone v0.0.0
 	github.com/turnstonedb/turnstone/adapters/adk v0.0.0
 	github.com/turnstonedb/turnstone/adapters/eino v0.0.0
 	github.com/turnstonedb/turnstone/adapters/genkit v0.0.0
+	github.com/turnstonedb/turnstone/adapters/langchaingo v0.0.0
 	github.com/zeebo/blake3 v0.2.4
 	golang.org/x/sys v0.50.0
 	gonum.org/v1/plot v0.17.0
@@ -54,9 +57,10 @@ require (
 	github.com/cockroachdb/tokenbucket v0.0.0-20230807174530-cc333fc44b06 // indirect
 	github.com/dgraph-io/badger/v4 v4.9.6 // indirect
 	github.com/dgraph-io/ristretto/v2 v2.2.0 // indirect
+	github.com/dlclark/regexp2 v1.10.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/felixge/httpsnoop v1.0.4 // indirect
-	github.com/getsentry/sentry-go v0.27.0 // indirect
+	github.com/getsentry/sentry-go v0.30.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/goccy/go-yaml v1.19.2 // indirect
@@ -90,6 +94,7 @@ require (
 	github.com/ncruces/julianday v1.0.0 // indirect
 	github.com/pb33f/ordered-map/v2 v2.3.1 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
+	github.com/pkoukk/tiktoken-go v0.1.6 // indirect
 	github.com/prometheus/client_golang v1.22.0 // indirect
 	github.com/prometheus/client_model v0.6.2 // indirect
 	github.com/prometheus/common v0.62.0 // indirect

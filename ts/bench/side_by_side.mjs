@@ -7,8 +7,9 @@
 // ratio is that of a round. Turnstone runs as a server of its own, and syncs each commit. The other side is durable as the framework
 // sets it up, which the table says. Contents are random words: all stores that compress find as little in them as in prose.
 
-import { execFileSync } from "node:child_process";
-import { readdirSync, statSync } from "node:fs";
+import { execFileSync, spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, readdirSync, statSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -20,6 +21,7 @@ import { Client } from "turnstonedb";
 import { TurnstoneSaver } from "turnstonedb/langgraph";
 import { TurnstoneStore } from "turnstonedb/mastra";
 
+const command = process.env.TURNSTONE_COMMAND ?? "turnstone";
 const last = 10; // events of a read of the last ones
 const reads = 5; // of a session in a round, of which the median counts
 
@@ -160,7 +162,10 @@ function size(directory) {
 /** Returns a row of the table. */
 async function compared(framework, events, bytes, rounds) {
 	const [theirs, ours] = await Promise.all(["a", "b"].map((n) => mkdtemp(join(tmpdir(), `side-${n}-`))));
-	const db = await Client.open(join(ours, "s"), { idle: 1 });
+	const [store, socket] = [join(ours, "s"), join(ours, "socket")];
+	const server = spawn(command, ["serve", "--store", store, "--listen", `unix:${socket}`], { stdio: "ignore" });
+	while (!existsSync(socket)) await wait(50);
+	const db = new Client(`unix:${socket}`);
 	const { sides, close } = await framework.sides(theirs, db);
 	for (const side of sides) await measured(side, "first", ["x"]); // Connections and tables are made.
 	const figures = [[], []];
@@ -172,17 +177,11 @@ async function compared(framework, events, bytes, rounds) {
 	}
 	db.close();
 	await close();
-	for (;;) {
-		try {
-			execFileSync(process.env.TURNSTONE_COMMAND ?? "turnstone", ["vacuum", "--store", join(ours, "s")], { stdio: "pipe" });
-			break;
-		} catch (e) {
-			if (!/in use|lock/.test(String(e.stderr))) throw e; // The server has not ended.
-			await wait(500);
-		}
-	}
-	const kib = [theirs, join(ours, "s")].map((d) => short(size(d) / rounds / 1024));
-	await Promise.all([theirs, ours].map((d) => rm(d, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 })));
+	server.kill();
+	await once(server, "exit");
+	execFileSync(command, ["vacuum", "--store", store], { stdio: "ignore" });
+	const kib = [theirs, store].map((d) => short(size(d) / rounds / 1024));
+	await Promise.all([theirs, ours].map((d) => rm(d, { recursive: true })));
 	const ratios = figures[0].map((f, i) => figures[1][i].appends / f.appends);
 	const ms = (of) => `${short(median(figures[1].map((f) => f[of])))} ms, not ${short(median(figures[0].map((f) => f[of])))}`;
 	const more = figures[0][0].last === undefined ? "" : `; of the last ${last} ${ms("last")}`;

@@ -1,4 +1,4 @@
-package langchaingo_test
+package main
 
 import (
 	"fmt"
@@ -9,37 +9,20 @@ import (
 	"time"
 
 	"github.com/tmc/langchaingo/memory/sqlite3"
-	"github.com/tmc/langchaingo/schema"
+	chat "github.com/tmc/langchaingo/schema"
 
-	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/langchaingo"
-	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
 // histories open what is in a directory, as it is durable by default, and return a function for its conversations.
-var histories = map[string]func(b *testing.B, dir string) (conversation func(id string) schema.ChatMessageHistory, end func()){
-	"turnstone": func(b *testing.B, dir string) (func(string) schema.ChatMessageHistory, func()) {
-		e, err := pebble.Open(dir, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		return func(id string) schema.ChatMessageHistory { return langchaingo.NewHistory(st.Factory(), id) }, func() {
-			if err := st.Close(); err != nil {
-				b.Fatal(err)
-			}
-			if err := e.Close(); err != nil {
-				b.Fatal(err)
-			}
-		}
+var histories = map[string]func(b *testing.B, dir string) (conversation func(id string) chat.ChatMessageHistory, end func()){
+	"turnstone": func(b *testing.B, dir string) (func(string) chat.ChatMessageHistory, func()) {
+		st, end := openPebble(b, dir)
+		return func(id string) chat.ChatMessageHistory { return langchaingo.NewHistory(st, id) }, end
 	},
-	"sqlite": func(b *testing.B, dir string) (func(string) schema.ChatMessageHistory, func()) {
+	"sqlite": func(b *testing.B, dir string) (func(string) chat.ChatMessageHistory, func()) {
 		db := sqlite3.NewSqliteChatMessageHistory(sqlite3.WithDBAddress(filepath.Join(dir, "db"))).DB
-		return func(id string) schema.ChatMessageHistory {
+		return func(id string) chat.ChatMessageHistory {
 				return sqlite3.NewSqliteChatMessageHistory(sqlite3.WithDB(db), sqlite3.WithSession(id), sqlite3.WithLimit(1<<20))
 			}, func() {
 				if err := db.Close(); err != nil {
@@ -49,8 +32,9 @@ var histories = map[string]func(b *testing.B, dir string) (conversation func(id 
 	},
 }
 
-// BenchmarkConversation adds messages of random words to a conversation, one at a time, and reads all of them.
-func BenchmarkConversation(b *testing.B) {
+// BenchmarkLangChainGo adds messages of random words to a conversation, one at a time, and reads the conversation. It reports
+// what all conversations take on disk.
+func BenchmarkLangChainGo(b *testing.B) {
 	for _, of := range []struct{ messages, bytes int }{{30, 360}, {3000, 360}, {300, 36_000}} {
 		for name, opened := range histories {
 			b.Run(fmt.Sprintf("messages=%d/bytes=%d/history=%s", of.messages, of.bytes, name), func(b *testing.B) {
@@ -79,14 +63,10 @@ func BenchmarkConversation(b *testing.B) {
 					reading += time.Since(begun)
 				}
 				end()
-				size, err := open.Allocated(dir)
-				if err != nil {
-					b.Fatal(err)
-				}
+				reportDisk(b, dir)
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(float64(n*of.messages)/adding.Seconds(), "adds/s")
 				b.ReportMetric(reading.Seconds()*1000/float64(n), "ms/read")
-				b.ReportMetric(float64(size)/float64(n)/1024, "KiB")
 			})
 		}
 	}
