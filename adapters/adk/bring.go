@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,8 +22,7 @@ import (
 )
 
 const (
-	// broughtKey is the key of a record that each commit of Bring sets in the session. Its value is the time of the source's
-	// last update, a space, and the number of events that the session has after the commit.
+	// broughtKey is the key of a record that each commit of Bring sets in the session: see noted.
 	broughtKey = "migrated"
 	// begun stands in that record for the time until all is brought.
 	begun = "begun"
@@ -46,43 +46,63 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 		if err != nil {
 			return out, fmt.Errorf("adk: the other service: %w", err)
 		}
-		shared := map[string]state{}
 		n := note{states: s.states, id: adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID), known: map[string]bool{}}
-		known, err := s.states.Read(ctx, n.id)
-		if err != nil {
+		if err := n.read(ctx); err != nil {
 			return out, fmt.Errorf("adk: %w", err)
 		}
-		for key := range known {
-			n.known[key] = true
-		}
+		stays := map[string]bool{} // for each user, whether there is a session that no host has deleted
 		for _, of := range listed.Sessions {
 			out.Found++
-			d, err := s.bring(ctx, from, of, n, o, out)
+			b := bringing{Sessions: s, from: from, of: of, id: adapter.Join(sessionRoot, app, of.UserID(), of.ID()), note: n, dry: o.DryRun, out: out}
+			err := b.bring(ctx)
 			switch {
 			case adapter.Refused(err):
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
 			case err != nil:
 				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
 			}
-			if d.all == nil {
-				continue // Its state can't be stored.
+			stays[of.UserID()] = stays[of.UserID()] || !b.deleted
+		}
+		users := slices.Sorted(maps.Keys(stays))
+		bringState := func(read func() (state, error), of ...string) error {
+			err := s.bringState(ctx, read, o.DryRun, out, of...)
+			if name := strings.Join(of, "/"); adapter.Refused(err) {
+				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", name, err))
+			} else if err != nil {
+				return fmt.Errorf("adk: state of %q: %w", name, err)
 			}
-			shared[adapter.Join(sessionRoot, app)] = d.app
-			if d.user != nil {
-				shared[adapter.Join(sessionRoot, app, of.UserID())] = d.user
+			return nil
+		}
+		for _, user := range users {
+			if stays[user] {
+				if err := bringState(func() (state, error) { d, err := shared(ctx, from, app, user); return d.user, err }, app, user); err != nil {
+					return out, err
+				}
 			}
 		}
-		for id, values := range shared {
-			switch err := s.bringState(ctx, id, values, o, out); {
-			case adapter.Refused(err):
-				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", strings.Join(adapter.Names(id), "/"), err))
-			case err != nil:
-				return out, fmt.Errorf("adk: state %q: %w", id, err)
-			}
+		if err := bringState(func() (state, error) { d, err := shared(ctx, from, app, users...); return d.app, err }, app); err != nil {
+			return out, err
 		}
 	}
 	slices.Sort(out.Different)
 	return out, nil
+}
+
+// shared returns the state that a service shows now with a session of one of some users: of its app, and of its user. It leaves
+// away what can't be stored. Without a session it returns no state.
+func shared(ctx context.Context, from session.Service, app string, users ...string) (delta, error) {
+	for _, user := range users {
+		listed, err := from.List(ctx, &session.ListRequest{AppName: app, UserID: user})
+		if err != nil {
+			return delta{}, fmt.Errorf("the other service: %w", err)
+		}
+		for _, of := range listed.Sessions {
+			if d, err := deltaOf(maps.Collect(of.State().All())); err == nil {
+				return d, nil
+			}
+		}
+	}
+	return delta{}, nil
 }
 
 // note is the state with a value for each session of an app that Bring has brought.
@@ -95,6 +115,14 @@ type note struct {
 // noteKey returns the key of a session's value: a hash, which names no user who is erased.
 func noteKey(of session.Session) string { return sumOf([]byte(adapter.Join("", of.UserID(), of.ID()))) }
 
+func (n note) read(ctx context.Context) error {
+	known, err := n.states.Read(ctx, n.id)
+	for key := range known {
+		n.known[key] = true
+	}
+	return err
+}
+
 // add makes a commit to a session, and notes the session with the same commit.
 func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
 	var changes []adapter.StateChange
@@ -102,12 +130,13 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of), Expect: turnstone.NoRecord}}}}
 	}
 	results, err := n.states.Commit(ctx, changes, c)
-	if err == nil || errors.Is(err, turnstone.ErrRecordConflict) { // Another Bring has noted it.
-		n.known[noteKey(of)] = true
+	if again(err) && errors.Is(err, turnstone.ErrRecordConflict) { // Perhaps another Bring has noted it.
+		err = errors.Join(err, n.read(ctx))
 	}
 	if err != nil {
 		return turnstone.Result{}, err
 	}
+	n.known[noteKey(of)] = true
 	return results[0], nil
 }
 
@@ -117,190 +146,209 @@ func again(err error) bool {
 	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown)
 }
 
-// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It returns the states
-// that the session shows: the zero delta if no store can keep them, and no state of the user if a host has deleted the session.
-func (s *Sessions) bring(ctx context.Context, from session.Service, listed session.Session, n note, o adapter.BringOptions, out *adapter.Brought) (d delta, err error) {
-	id := adapter.Join(sessionRoot, listed.AppName(), listed.UserID(), listed.ID())
-	shown := map[string]any{}
-	for k, v := range listed.State().All() {
-		shown[k] = v
+// noted is what the record of a session says that Bring has brought: with which time of the source, the number of events that
+// are from there, and whether a host had made the session. The number never falls: what a host takes back of these events
+// does not come again.
+type noted struct {
+	hosts  bool
+	at     string // the time of the source's last update, begun or recent
+	events int
+}
+
+func notedIn(r turnstone.Record) (n noted) {
+	value, hosts := strings.CutPrefix(string(r.Value), byHost)
+	at, events, _ := strings.Cut(value, " ")
+	n = noted{hosts: hosts, at: at}
+	n.events, _ = strconv.Atoi(events)
+	return n
+}
+
+// set returns the change that notes it instead of a record, or where there is none.
+func (n noted) set(instead turnstone.Record) turnstone.RecordChange {
+	value := fmt.Sprint(n.at, " ", n.events)
+	if n.hosts {
+		value = byHost + value
 	}
-	if d, err = deltaOf(shown); err != nil {
-		return delta{}, unstorable(err)
-	}
+	return turnstone.RecordChange{Key: broughtKey, Value: []byte(value), Expect: cmp.Or(instead.Version, turnstone.NoRecord)}
+}
+
+// bringing is the work of Bring on a session.
+type bringing struct {
+	*Sessions
+	from session.Service
+	of   session.Session // as the other service lists it
+	id   string
+	note note
+	dry  bool
+	out  *adapter.Brought
+
+	changed bool // something here
+	deleted bool // by a host, after it was brought
+}
+
+// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It reads what is here
+// before it reads the other service, and stores only if that is still so: what it stores is never older than what was here.
+func (b *bringing) bring(ctx context.Context) error {
 	for {
-		h, was, st, err := s.there(ctx, id, standing(listed))
-		if err != nil {
-			return d, err
-		}
-		noted, hosts := strings.CutPrefix(was, byHost)
-		noted, number, _ := strings.Cut(noted, " ")
-		if noted == standing(listed) {
-			out.Unchanged++
-			return d, nil
-		}
-		hosts = hosts || h != nil && noted == ""
-		if n.known[noteKey(listed)] && (h == nil || noted == "") {
-			out.Unchanged++
-			d.user = nil
-			return d, nil // A host has deleted it, and may have made another one.
-		}
-		want, late, err := wanted(ctx, from, listed)
-		if err != nil {
-			return d, err
-		}
-		if want == nil {
-			out.Unchanged++
-			return d, nil // Somebody has deleted it since it was listed.
-		}
-		both := adapter.Common(st.Nodes, nodesOf(want))
-		// A host may have gone back behind what was brought, or have other events.
-		if had, _ := strconv.Atoi(number); len(st.Nodes) < had || both < min(len(st.Nodes), len(want)) {
-			out.Different = append(out.Different, id)
-			return d, nil
-		}
-		part, err := json.Marshal(d.own)
-		if err != nil {
-			return d, unstorable(err)
-		}
-		// If a host has made it here, or has gone on, the state is what the host has made of it.
-		goesOn := len(st.Nodes) > len(want) || hosts
-		parts := adapter.InCommits(want[both:], func(e brought) int { return len(e.node.Payload) })
-		if len(parts) == 0 && !goesOn && !bytes.Equal(st.Contents[statePart], part) {
-			parts = [][]brought{nil} // It is the state alone that has changed.
-		}
-		done := func() {
-			out.Brought += len(want) - both
-			if len(parts) == 0 {
-				out.Unchanged++
-			}
-		}
-		if o.DryRun {
-			done()
-			return d, nil
-		}
-		checkpoint := map[string][]byte{}
-		if late {
-			checkpoint[adapter.LatePart] = nil
-		}
-		if !goesOn {
-			checkpoint[statePart] = part
-		}
-		if h, err = s.add(ctx, listed, n, h, st, parts, checkpoint, hosts); again(err) {
+		err := b.once(ctx)
+		if again(err) {
 			continue
-		} else if err != nil {
-			return d, err
 		}
-		if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); again(err) {
-			continue
-		} else if err != nil {
-			return d, err
+		if err == nil && !b.changed {
+			b.out.Unchanged++
 		}
-		if adapter.Common(st.Nodes, nodesOf(want)) < len(want) || !goesOn && !bytes.Equal(st.Contents[statePart], part) {
-			out.Brought += len(want) - both
-			out.Different = append(out.Different, id)
-			return d, nil
-		}
-		at := standing(listed)
-		if time.Since(listed.LastUpdateTime()) < time.Minute {
-			at = recent
-		}
-		if records := progress(hosts, at, len(want)); len(parts) > 0 || string(records[0].Value) != was {
-			if _, err = n.add(ctx, listed, turnstone.SessionCommit{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: records}}); again(err) {
-				continue
-			}
-		}
-		done()
-		return d, err
+		return err
 	}
 }
 
-// wanted returns the events of a session of another service, and whether one of them is late. It returns nil if there is no
-// such session.
-func wanted(ctx context.Context, from session.Service, of session.Session) (want []brought, late bool, err error) {
-	whole, err := from.Get(ctx, &session.GetRequest{AppName: of.AppName(), UserID: of.UserID(), SessionID: of.ID()})
+func (b *bringing) once(ctx context.Context) error {
+	h, r, st, err := b.there(ctx)
 	if err != nil {
-		left, listing := from.List(ctx, &session.ListRequest{AppName: of.AppName(), UserID: of.UserID()})
-		if listing == nil && !slices.ContainsFunc(left.Sessions, func(s session.Session) bool { return s.ID() == of.ID() }) {
-			return nil, false, nil
-		}
-		return nil, false, fmt.Errorf("the other service: %w", err)
+		return err
 	}
-	want = []brought{}
-	for e := range whole.Session.Events().All() {
+	was := notedIn(r)
+	if was.at == standing(b.of) {
+		return nil
+	}
+	if b.deleted = b.note.known[noteKey(b.of)] && (h == nil || was.at == ""); b.deleted {
+		return nil // A host has deleted it, and may have made another one.
+	}
+	want, err := b.wanted(ctx)
+	if err != nil || want == nil {
+		return err
+	}
+	both := adapter.Common(st.Nodes, nodesOf(want.events))
+	// A host may have gone back behind what was brought, or have other events.
+	if len(st.Nodes) < was.events || both < min(len(st.Nodes), len(want.events)) {
+		b.differs()
+		return nil
+	}
+	is := noted{hosts: was.hosts || h != nil && was.at == "", at: begun, events: was.events}
+	// If a host has made it here, or has gone on, the state is what the host has made of it.
+	goesOn := len(st.Nodes) > len(want.events) || is.hosts
+	parts := adapter.InCommits(want.events[both:], func(e brought) int { return len(e.node.Payload) })
+	if len(parts) == 0 && !goesOn && !bytes.Equal(st.Contents[statePart], want.state) {
+		parts = [][]brought{nil} // It is the state alone that has changed.
+	}
+	if b.dry {
+		b.changed, b.out.Brought = len(parts) > 0, b.out.Brought+len(want.events)-both
+		return nil
+	}
+	checkpoint := map[string][]byte{}
+	if want.late {
+		checkpoint[adapter.LatePart] = nil
+	}
+	if !goesOn {
+		checkpoint[statePart] = want.state
+	}
+	revision := st.Revision
+	for _, some := range parts {
+		c := turnstone.SessionCommit{Session: h, Commit: turnstone.Commit{Expected: revision, Turn: rand.Text(), Nodes: nodesOf(some), Usage: usageOf(some), Checkpoint: checkpoint}}
+		if h == nil {
+			c.Create = &turnstone.Request{ID: b.id, Metadata: head.Metadata{Group: adapter.Join(sessionRoot, b.of.AppName(), b.of.UserID())}}
+		}
+		both += len(some)
+		is.events = max(is.events, both)
+		c.Records = []turnstone.RecordChange{is.set(r)}
+		result, err := b.note.add(ctx, b.of, c)
+		if err != nil {
+			return err
+		}
+		b.changed, b.out.Brought, revision = true, b.out.Brought+len(some), result.Revision
+		if h == nil {
+			if h, err = b.store.Session(ctx, b.id); err != nil {
+				return err
+			}
+		}
+		if r, err = h.Record(ctx, broughtKey); err != nil {
+			return err
+		}
+		if notedIn(r) != is {
+			return turnstone.ErrRecordConflict // Another Bring has gone on.
+		}
+	}
+	if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); err != nil {
+		return err
+	}
+	if adapter.Common(st.Nodes, nodesOf(want.events)) < len(want.events) || !goesOn && !bytes.Equal(st.Contents[statePart], want.state) {
+		b.differs()
+		return nil
+	}
+	if is.at, is.events = want.at, max(is.events, len(want.events)); is == notedIn(r) {
+		return nil
+	}
+	_, err = b.note.add(ctx, b.of, turnstone.SessionCommit{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{is.set(r)}}})
+	return err
+}
+
+func (b *bringing) differs() {
+	b.changed, b.out.Different = true, append(b.out.Different, b.id)
+}
+
+// whole is a session of another service.
+type whole struct {
+	events []brought
+	state  []byte // the content of statePart
+	late   bool   // one of the events is late
+	at     string // when the source has updated it last, or recent
+}
+
+// wanted returns the session as it is now. It returns nil if there is none.
+func (b *bringing) wanted(ctx context.Context) (*whole, error) {
+	r, err := b.from.Get(ctx, &session.GetRequest{AppName: b.of.AppName(), UserID: b.of.UserID(), SessionID: b.of.ID()})
+	if err != nil {
+		left, listing := b.from.List(ctx, &session.ListRequest{AppName: b.of.AppName(), UserID: b.of.UserID()})
+		if listing == nil && !slices.ContainsFunc(left.Sessions, func(s session.Session) bool { return s.ID() == b.of.ID() }) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("the other service: %w", err)
+	}
+	w := &whole{at: standing(r.Session)}
+	if time.Since(r.Session.LastUpdateTime()) < time.Minute {
+		w.at = recent
+	}
+	d, err := deltaOf(maps.Collect(r.Session.State().All()))
+	if err != nil {
+		return nil, unstorable(err)
+	}
+	if w.state, err = json.Marshal(d.own); err != nil {
+		return nil, unstorable(err)
+	}
+	for e := range r.Session.Events().All() {
 		n, err := nodeOf(e)
 		if err != nil {
-			return nil, false, unstorable(err)
+			return nil, unstorable(err)
 		}
-		want, late = append(want, brought{n, usage(e)}), late || adapter.Late(e.Timestamp)
+		w.events, w.late = append(w.events, brought{n, usage(e)}), w.late || adapter.Late(e.Timestamp)
 	}
-	return want, late, nil
+	return w, nil
 }
 
 // standing returns the time when the source has updated a session last, as the record of broughtKey has it.
 func standing(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
 
-// there returns the session of an id with its events and state, and the value of broughtKey. The session is nil if there is
-// none. If the value has the time at, nothing has to be brought, and there reads no events.
-func (s *Sessions) there(ctx context.Context, id, at string) (turnstone.Persistence, string, *turnstone.State, error) {
-	st := &turnstone.State{}
-	h, err := s.store.Session(ctx, id)
+// there returns the session here, the record of broughtKey and, if something may have to be brought, the events and the state.
+// The session is nil if there is none.
+func (b *bringing) there(ctx context.Context) (turnstone.Persistence, turnstone.Record, *turnstone.State, error) {
+	st, none := &turnstone.State{}, turnstone.Record{}
+	h, err := b.store.Session(ctx, b.id)
 	if adapter.Gone(err) {
-		return nil, "", st, nil
+		return nil, none, st, nil
 	}
 	if err != nil {
-		return nil, "", nil, err
+		return nil, none, nil, err
 	}
 	r, err := h.Record(ctx, broughtKey)
 	if errors.Is(err, turnstone.ErrRecordNotFound) {
-		err = nil
+		r, err = none, nil
 	}
-	noted := string(r.Value)
-	if err == nil && !strings.HasPrefix(strings.TrimPrefix(noted, byHost), at+" ") {
+	if err == nil && notedIn(r).at != standing(b.of) {
 		st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}})
 	}
 	if adapter.Gone(err) {
-		return nil, "", &turnstone.State{}, nil
+		return nil, none, &turnstone.State{}, nil
 	}
-	return h, noted, st, err
-}
-
-// add makes a commit of each part to a session with a state, and notes with it how far Bring has come. If the session is nil,
-// the first commit makes it. add returns the session.
-func (s *Sessions) add(ctx context.Context, listed session.Session, n note, to turnstone.Persistence, st *turnstone.State, parts [][]brought, checkpoint map[string][]byte, hosts bool) (turnstone.Persistence, error) {
-	at, events := st.Revision, len(st.Nodes)
-	for _, some := range parts {
-		events += len(some)
-		c := turnstone.SessionCommit{Session: to, Commit: turnstone.Commit{Expected: at, Turn: rand.Text(), Usage: usageOf(some), Checkpoint: checkpoint, Records: progress(hosts, begun, events)}}
-		for _, e := range some {
-			c.Nodes = append(c.Nodes, e.node)
-		}
-		group := adapter.Join(sessionRoot, listed.AppName(), listed.UserID())
-		id := adapter.Join(group, listed.ID())
-		if to == nil {
-			c.Create = &turnstone.Request{ID: id, Metadata: head.Metadata{Group: group}}
-		}
-		result, err := n.add(ctx, listed, c)
-		if err != nil {
-			return nil, err
-		}
-		if at = result.Revision; to != nil {
-			continue
-		}
-		if to, err = s.store.Session(ctx, id); err != nil {
-			return nil, err
-		}
-	}
-	return to, nil
-}
-
-// progress returns the change that sets the record of broughtKey. hosts reports whether a host had made the session.
-func progress(hosts bool, at string, events int) []turnstone.RecordChange {
-	value := fmt.Sprint(at, " ", events)
-	if hosts {
-		value = byHost + value
-	}
-	return []turnstone.RecordChange{{Key: broughtKey, Value: []byte(value)}}
+	return h, r, st, err
 }
 
 // knowsState returns an error if nobody knows the state that a session had at an event: of what Bring has brought, the other
@@ -329,9 +377,8 @@ func knowsState(ctx context.Context, h turnstone.Persistence, wanted func(*turns
 		}
 		upto = i.Messages - uint64(len(since)) + 1
 	}
-	at, number, _ := strings.Cut(strings.TrimPrefix(string(r.Value), byHost), " ")
-	had, _ := strconv.ParseUint(number, 10, 64)
-	if upto < had || at == begun && upto == had {
+	had := notedIn(r)
+	if upto < uint64(had.events) || had.at == begun && upto == uint64(had.events) {
 		return &turnstone.InvalidError{Where: "rewind", Reason: "the event was brought from another service, which does not tell what the state was then"}
 	}
 	return nil

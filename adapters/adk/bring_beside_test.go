@@ -140,8 +140,8 @@ func (f *failingAt) CommitAll(ctx context.Context, commits ...turnstone.SessionC
 	return f.Factory.CommitAll(ctx, commits...)
 }
 
-// Whichever commit of Bring fails, the next call brings the rest, also to a session that a host has made. Whenever a host
-// deletes a session of which Bring has brought an event, it stays deleted.
+// Whichever commit of Bring fails, the next call brings the rest, also to a session that a host has made, whose state stays.
+// Whenever a host deletes a session of which Bring has brought an event, it stays deleted.
 func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 	for at := 1; at < 8; at++ {
 		for _, deletes := range []bool{false, true} {
@@ -149,7 +149,7 @@ func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 				source, store := said(t, 250), &failingAt{Factory: storetest.Memory(t), at: at, deletes: deletes}
 				s := adk.NewSessions(store)
 				if hosts {
-					made, err := adk.NewSessions(store.Factory).Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"})
+					made, err := adk.NewSessions(store.Factory).Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s", State: map[string]any{"mine": "kept"}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -171,6 +171,10 @@ func TestAD23_WhicheverCallFailsTheNextOneBringsTheRest(t *testing.T) {
 				left, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "s"})
 				if gone := store.deleted && at > 1; gone != adapter.Gone(err) || !gone && (err != nil || left.Session.Events().Len() != 250) {
 					t.Errorf("call %d, %v, of a host %v: %v, %v", at, deletes, hosts, left, err)
+				} else if hosts && !store.deleted {
+					if mine, err := left.Session.State().Get("mine"); err != nil || mine != "kept" {
+						t.Errorf("call %d, %v: the host's state is %v, %v", at, deletes, mine, err)
+					}
 				}
 			}
 		}
@@ -264,6 +268,120 @@ func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
 		}
 		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != deletes {
 			t.Errorf("deleted %v: %v", deletes, err)
+		}
+	}
+}
+
+// before is a store. It calls act just before one of its commits.
+type before struct {
+	turnstone.Factory
+	at  int
+	act func()
+}
+
+func (b *before) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
+	if b.at--; b.at == 0 {
+		b.act()
+	}
+	return b.Factory.CommitAll(ctx, commits...)
+}
+
+// counts adds events to sessions that have the same ones. Each sets the state n to its number, and so that of the user.
+func counts(t *testing.T, ids *[]string, events int, in ...session.Service) {
+	t.Helper()
+	for range events {
+		e := session.NewEvent(ctx, "i")
+		e.Actions.StateDelta = map[string]any{"n": len(*ids), "user:n": len(*ids), "app:n": len(*ids)}
+		for _, s := range in {
+			same := *e
+			if err := s.AppendEvent(ctx, got(t, s), &same); err != nil {
+				t.Fatal(err)
+			}
+		}
+		*ids = append(*ids, e.ID)
+	}
+}
+
+// Another Bring brings more while one works, whichever commit of it is the next. Together they say how many events they have
+// brought. Nobody can rewind into these events, and their state is the last one.
+func TestAD23_TwoBringsAtOnceForgetNothingOfEachOther(t *testing.T) {
+	for at := 1; at < 6; at++ {
+		var ids []string
+		source, store := said(t, 0), storetest.Memory(t)
+		counts(t, &ids, 450, source)
+		b := adk.NewSessions(store)
+		var others *adapter.Brought
+		a := adk.NewSessions(&before{store, at, func() {
+			counts(t, &ids, 5, source)
+			var err error
+			if others, err = b.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(others.Different) > 0 {
+				t.Errorf("call %d: %+v, %v", at, others, err)
+			}
+		}})
+		mine, err := a.Bring(ctx, source, adapter.BringOptions{}, "app")
+		if err != nil || others == nil || mine.Brought+others.Brought != 455 || mine.Unchanged+others.Unchanged > 1 || len(mine.Different) > 0 {
+			t.Errorf("call %d: %+v, %v, beside %+v", at, mine, err, others)
+		}
+		if _, err := a.Rewind(ctx, got(t, a), ids[453]); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("call %d: a rewind: %v", at, err)
+		}
+		for _, key := range []string{"n", "user:n", "app:n"} {
+			if n, err := got(t, a).State().Get(key); err != nil || fmt.Sprint(n) != "454" {
+				t.Errorf("call %d: %s is %v, %v", at, key, n, err)
+			}
+		}
+	}
+}
+
+// The source goes on after Bring has listed its sessions. What is brought has the state that belongs to its events, and it does
+// not replace what another Bring has brought since.
+func TestAD23_TheStateIsAsNewAsTheEvents(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		for _, beside := range []bool{false, true} {
+			var ids []string
+			source, s := said(t, 0), adk.NewSessions(storetest.Memory(t))
+			counts(t, &ids, 5, source)
+			if known {
+				if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b, err := s.Bring(ctx, &getting{source, func() {
+				counts(t, &ids, 5, source)
+				if beside {
+					if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+						t.Errorf("%+v, %v", b, err)
+					}
+				}
+			}}, adapter.BringOptions{}, "app")
+			if err != nil || len(b.Different) > 0 || got(t, s).Events().Len() != 10 {
+				t.Errorf("%+v, %v", b, err)
+			}
+			for _, key := range []string{"n", "user:n", "app:n"} {
+				if n, err := got(t, s).State().Get(key); err != nil || fmt.Sprint(n) != "9" {
+					t.Errorf("known %v, beside %v: %s is %v, %v", known, beside, key, n, err)
+				}
+			}
+		}
+	}
+}
+
+// An older copy of the source changes nothing in a session that has all of its events. Nobody can rewind into more of them than
+// before.
+func TestAD23_AnOlderCopyOfTheSourceTakesNothingBack(t *testing.T) {
+	var ids []string
+	source, older, s := said(t, 0), said(t, 0), adk.NewSessions(storetest.Memory(t))
+	counts(t, &ids, 5, source, older)
+	counts(t, &ids, 5, source)
+	for _, from := range []session.Service{source, older, source} {
+		if b, err := s.Bring(ctx, from, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+			t.Errorf("%+v, %v", b, err)
+		}
+		if _, err := s.Rewind(ctx, got(t, s), ids[6]); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("a rewind: %v", err)
+		}
+		if n, err := got(t, s).State().Get("n"); err != nil || fmt.Sprint(n) != "9" {
+			t.Errorf("n is %v, %v", n, err)
 		}
 	}
 }

@@ -15,7 +15,8 @@ import (
 
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
 // A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile.
-func (s *Sessions) bringState(ctx context.Context, id string, values state, o adapter.BringOptions, out *adapter.Brought) error {
+func (s *Sessions) bringState(ctx context.Context, read func() (state, error), dry bool, out *adapter.Brought, of ...string) error {
+	id, name := adapter.Join(sessionRoot, of...), strings.Join(of, "/")
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
 	for {
 		versions, err := s.states.Versions(ctx, id)
@@ -30,6 +31,10 @@ func (s *Sessions) bringState(ctx context.Context, id string, values state, o ad
 		if err != nil {
 			return err
 		}
+		values, err := read()
+		if err != nil {
+			return err
+		}
 		var changes []turnstone.RecordChange
 		var others []string
 		for _, c := range values.changes() {
@@ -38,7 +43,7 @@ func (s *Sessions) bringState(ctx context.Context, id string, values state, o ad
 			case known && bytes.Equal(has, c.Value):
 			case !known && brought[c.Key] != nil: // A host has deleted it.
 			case known && string(brought[c.Key]) != sumOf(has):
-				others = append(others, fmt.Sprintf("state %q of %s", c.Key, strings.Join(adapter.Names(id), "/")))
+				others = append(others, fmt.Sprintf("state %q of %s", c.Key, name))
 			default:
 				if c.Expect = versions[c.Key]; c.Expect == "" {
 					c.Expect = turnstone.NoRecord
@@ -47,9 +52,9 @@ func (s *Sessions) bringState(ctx context.Context, id string, values state, o ad
 			}
 		}
 		again := false
-		if !o.DryRun {
+		if !dry {
 			again, err = s.setStates(ctx, id, note, changes, func(c turnstone.RecordChange, err error) {
-				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, strings.Join(adapter.Names(id), "/"), err))
+				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
 			})
 		}
 		if err != nil || !again {

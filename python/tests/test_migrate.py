@@ -759,7 +759,7 @@ async def test_what_a_host_has_deleted_of_adk_does_not_come_into_what_it_makes_a
         target = TurnstoneSessions(client)
         [begun] = (await target.list_sessions(app_name="a")).sessions
         handle = await client.session(f"adk/a/{begun.user_id}/s")
-        note = await handle.record("migrated")  # Nobody rewinds before what it says, in any language.
+        note = await handle.record("migrated")  # The adapter for Go rewinds to nothing before it.
         assert note and note.value == f"begun {(await handle.info()).nodes}".encode()
         await target.delete_session(app_name="a", user_id=begun.user_id, session_id="s")
         report = await adk(source, client, ["a"])
@@ -797,7 +797,7 @@ async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_th
         target, commit_all = TurnstoneSessions(client), client.commit_all
         for at in range(1, 7):
             if hosts:
-                made = await target.create_session(app_name=f"a{at}", user_id="u", session_id="s")
+                made = await target.create_session(app_name=f"a{at}", user_id="u", session_id="s", state={"mine": "kept"})
                 whole = await source.get_session(app_name=f"a{at}", user_id="u", session_id="s")
                 assert whole is not None
                 await target.append_event(made, whole.events[0].model_copy())
@@ -823,6 +823,7 @@ async def test_whichever_call_of_a_migration_of_adk_fails_the_next_one_brings_th
             left = await target.get_session(app_name=f"a{at}", user_id="u", session_id="s")
             assert len(left.events) == 250 if left else deleted
             assert not (left and deleted)
+            assert not (left and hosts) or (deletes and at == 1) or left.state["mine"] == "kept"
 
 
 @pytest.mark.asyncio

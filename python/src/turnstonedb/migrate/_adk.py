@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import adapter
-from .._async import AsyncClient, AsyncSession
+from .._async import AsyncClient
 from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
-from ..types import Commit, NewNode, RecordChange, Result, Usage
+from ..types import Commit, NewNode, Record, RecordChange, Result, Usage
 from ._report import NOTE, Report, sqlite
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
     from google.adk.sessions import BaseSessionService, Session
 
-_BY_HOST = b"host "  # begins the note of a session that a host had made before
+_BY_HOST = "host "  # begins the note of a session that a host had made before
 _BEGUN = "begun"  # in a note, the time of a session that is not brought whole
 _RECENT = "recent"  # in a note, the time of a session that was used in the last minute: the source may have more events of the same time
 _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
@@ -30,29 +32,26 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
     """Brings all sessions of apps from a session service, with the states of their users and of the apps."""
     report = Report()
     for app in apps:
-        shared: dict[str, dict[str, Any]] = {adapter.join("adk", app): {}}
-        there = await _Brought.of(client, app)
+        there, stays = await _Brought.of(client, app), dict[str, bool]()  # for each user, whether there is a session that no host has deleted
         for s in (await source.list_sessions(app_name=app)).sessions:
+            of = _Bringing(source, client, s, there, dry_run)
             try:
-                of_app, of_user, _ = _states(s.state)
-                shared[adapter.join("adk", app)].update(of_app)
-                user = adapter.join("adk", app, s.user_id)
-                others, shared[user] = user in shared, of_user
-                changed, brought, different, gone = await _session(source, client, s, there, dry_run)
-                if gone and not others:
-                    del shared[user]
-                report.add(unchanged=not changed, brought=brought, different=different)
+                different = await of.bring()
+                report.add(unchanged=not of.changed and not different, brought=of.brought, different=different)
             except (ValueError, InvalidError) as e:  # what the store refuses
-                report.add(different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
+                report.add(brought=of.brought, different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
+            stays[s.user_id] = stays.get(s.user_id, False) or not of.deleted
             if progress:
                 progress(report)
-        if not dry_run:
-            for id, values in shared.items():
-                of = adapter.cut("/".join(adapter.names(id)), 200)
-                try:
-                    report.different += [f"state {key!r} of {of!r} {why}" for key, why in await _bring_state(client, id, values)]
-                except (ValueError, InvalidError) as e:
-                    report.different.append(f"state of {of!r}: {e}")
+        states = [([user], 1) for user, some in stays.items() if some]  # those of users, and then that of the app, which any of them shows
+        for users, kind in [] if dry_run else [*states, (list(stays), 0)]:
+            names = (app, *users[:kind])
+            name = adapter.cut("/".join(names), 200)
+            try:
+                others = await _bring_state(client, adapter.join("adk", *names), partial(_shared, source, app, users, kind))
+                report.different += [f"state {key!r} of {name!r} {why}" for key, why in others]
+            except (ValueError, InvalidError) as e:
+                report.different.append(f"state of {name!r}: {e}")
     return report
 
 
@@ -60,6 +59,14 @@ def _states(shown: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
     from ..adk import _deltas
 
     return _deltas(shown)[:3]
+
+
+async def _shared(source: BaseSessionService, app: str, users: Iterable[str], kind: int) -> Mapping[str, Any]:
+    """Returns the state that a service shows now with a session of one of some users: of the app (0), or of the user (1). Without a session there is none."""
+    for user in users:
+        for s in (await source.list_sessions(app_name=app, user_id=user)).sessions:
+            return _states(s.state)[kind]
+    return {}
 
 
 class _Brought:
@@ -83,103 +90,117 @@ class _Brought:
 
     async def add(self, s: Session, commit: Any) -> Result:
         """Makes a commit to a session, and notes the session with the same commit."""
-        key = self._key(s)
+        new = {} if s in self else {self._id: {self._key(s): b""}}
         try:
-            if s in self:
-                return (await self._states.commit({}, commit))[0]
-            result = (await self._states.commit({self._id: {key: b""}}, commit, expected={self._id: {key: "none"}}))[0]
+            result = (await self._states.commit(new, commit, expected={id: dict.fromkeys(keys, "none") for id, keys in new.items()}))[0]
         except RecordConflictError:
-            self._known.add(key)  # Another migration has noted it.
+            self._known |= set(await self._states.read(self._id))  # Perhaps another migration has noted it.
             raise
-        self._known.add(key)
+        self._known.add(self._key(s))
         return result
 
 
-async def _session(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
-    """Brings the events of a session that are not there, and its state, and verifies them. Returns whether there was anything to do, how many events it brought,
-    what differs, and whether a host has deleted it."""
-    while True:
+@dataclass(frozen=True)
+class _Noted:
+    """What the record of a session says that was brought: with which time of the source, the number of events that are from there, and whether a host had made
+    the session. The number never falls: what a host takes back of these events does not come again."""
+
+    hosts: bool
+    at: str  # the time of the source's last update, _BEGUN or _RECENT
+    events: int
+
+    @classmethod
+    def of(cls, r: Record | None) -> _Noted:
+        value = r.value.decode() if r else ""
+        at, _, events = value.removeprefix(_BY_HOST).partition(" ")
+        return cls(value.startswith(_BY_HOST), at, int(events or 0))
+
+    def instead(self, r: Record | None) -> RecordChange:
+        """Notes it instead of a record, or where there is none."""
+        return RecordChange.set(NOTE, f"{_BY_HOST if self.hosts else ''}{self.at} {self.events}".encode(), r.version if r else "none")
+
+
+@dataclass
+class _Bringing:
+    """The work of a migration on a session."""
+
+    source: BaseSessionService
+    client: AsyncClient
+    listed: Session
+    there: _Brought
+    dry_run: bool
+    brought: int = 0  # events
+    changed: bool = False  # something here
+    deleted: bool = False  # by a host, after it was brought
+
+    async def bring(self) -> str:
+        """Brings what is not there, and verifies it. Returns what differs. It reads what is here before it reads the source, and stores only if that is still so:
+        what it stores is never older than what was here."""
+        while True:
+            try:
+                return await self._once()
+            except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added events, or deleted it.
+                if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
+                    raise
+
+    async def _once(self) -> str:
+        """Does this, or raises an error if somebody else changes the session meanwhile."""
+        from ..adk import _LATE, _ROOT, _SKEW, _STATE, _kind, _object, event_of
+
+        app, user, name = self.listed.app_name, self.listed.user_id, self.listed.id
+        group, shown = adapter.join(_ROOT, app, user), repr("/".join((app, user, name)))
+        id = adapter.join(group, name)
+        handle, r, revision, has, state = None, None, 0, list[bytes](), b""
         try:
-            return await _once(source, client, listed, there, dry_run)
-        except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added events, or deleted it.
-            if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
+            handle = await self.client.session(id)
+            r = await handle.record(NOTE)
+        except NotFoundError as e:
+            if not adapter.gone(e):
                 raise
-
-
-async def _once(source: BaseSessionService, client: AsyncClient, listed: Session, there: _Brought, dry_run: bool) -> tuple[bool, int, str, bool]:
-    """Does this, or raises an error if somebody else changes the session meanwhile."""
-    from ..adk import _LATE, _ROOT, _SKEW, _STATE, _object, event_of
-
-    app, user, name = listed.app_name, listed.user_id, listed.id
-    stands, was = repr(listed.last_update_time), b""
-    handle, revision, has, shown = None, 0, list[bytes](), b""
-    try:
-        handle = await client.session(adapter.join(_ROOT, app, user, name))
-        note = await handle.record(NOTE)
-        was = note.value if note else b""
-    except NotFoundError as e:
-        if not adapter.gone(e):
-            raise
-    noted, _, number = was.removeprefix(_BY_HOST).decode().partition(" ")
-    if noted == stands:
-        return False, 0, "", False
-    if listed in there and not was:
-        return False, 0, "", True  # A host has deleted it, and may have made another one.
-    hosts = was.startswith(_BY_HOST) or (handle is not None and not was)
-    if handle:
-        state = await handle.load(parts=[_STATE])
-        revision, has, shown = state.revision, [_text(event_of(n.payload)) for n in state.nodes], state.contents.get(_STATE, b"")
-    whole = await source.get_session(app_name=app, user_id=user, session_id=name)
-    if whole is None:
-        return False, 0, "", False  # Somebody has deleted it since it was listed.
-    want = [_text(e) for e in whole.events]
-    if len(has) < int(number or 0) or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
-        return True, 0, f"session {'/'.join((app, user, name))!r}: its events are others", False
-    new, own = whole.events[len(has) :], _object(_states(whole.state)[2])
-    late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
-    goes_on = len(has) > len(want) or hosts  # A host has made it, or has gone on: the state is what the host has made of it.
-    commits = list(adapter.in_commits(new, lambda e: len(_text(e)))) or ([] if goes_on or shown == own else [[]])
-    if dry_run:
-        return bool(commits), len(new), "", False
-    handle = await _add(client, listed, there, handle, revision, len(has), hosts, commits, late if goes_on else {_STATE: own, **late})
-    state = await handle.load(parts=[_STATE])
-    if [_text(event_of(n.payload)) for n in state.nodes][: len(want)] != want or (not goes_on and state.contents[_STATE] != own):
-        return True, len(new), f"session {'/'.join((app, user, name))!r}: its events or its state are others", False
-    is_now = _progress(hosts, stands if time.time() - listed.last_update_time > 60 else _RECENT, len(want))
-    if commits or is_now.value != was:
-        await there.add(listed, handle.turn(Commit(0, records=[is_now]), records_only=True))
-    return bool(commits), len(new), "", False
-
-
-async def _add(
-    client: AsyncClient,
-    listed: Session,
-    there: _Brought,
-    to: AsyncSession | None,
-    at: int,
-    has: int,
-    hosts: bool,
-    commits: Iterable[list[Event]],
-    parts: Mapping[str, bytes],
-) -> AsyncSession:
-    """Makes commits of events to the session that is at a revision and has so many, and notes with them how far it has come. If there is none, the first one makes it."""
-    from ..adk import _ROOT, _kind
-
-    group = adapter.join(_ROOT, listed.app_name, listed.user_id)
-    id = adapter.join(group, listed.id)
-    for some in commits:
-        has += len(some)
-        nodes, note = [NewNode(_kind(e), _text(e)) for e in some], _progress(hosts, _BEGUN, has)
-        commit = Commit(at, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=[note])
-        at = (await there.add(listed, to.turn(commit) if to else client.first_turn(id, commit, group=group))).revision
-        to = to or await client.session(id)
-    assert to is not None
-    return to
-
-
-def _progress(hosts: bool, time_of: str, events: int) -> RecordChange:
-    """Returns the note of a session: when the source updated it last, and how many events it has here then."""
-    return RecordChange.set(NOTE, (_BY_HOST if hosts else b"") + f"{time_of} {events}".encode())
+            handle = None
+        was = _Noted.of(r)
+        if was.at == repr(self.listed.last_update_time):
+            return ""
+        self.deleted = self.listed in self.there and not was.at
+        if self.deleted:
+            return ""  # A host has deleted it, and may have made another one.
+        if handle:
+            loaded = await handle.load(parts=[_STATE])
+            revision, has, state = loaded.revision, [_text(event_of(n.payload)) for n in loaded.nodes], loaded.contents.get(_STATE, b"")
+        whole = await self.source.get_session(app_name=app, user_id=user, session_id=name)
+        if whole is None:
+            return ""  # Somebody has deleted it since it was listed.
+        want = [_text(e) for e in whole.events]
+        if len(has) < was.events or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
+            return f"session {shown}: its events are others"
+        new, own = whole.events[len(has) :], _object(_states(whole.state)[2])
+        late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
+        now = _Noted(was.hosts or (handle is not None and not was.at), _BEGUN, was.events)
+        goes_on = len(has) > len(want) or now.hosts  # A host has made it, or has gone on: the state is what the host has made of it.
+        commits = list(adapter.in_commits(new, lambda e: len(_text(e)))) or ([] if goes_on or state == own else [[]])
+        if self.dry_run:
+            self.changed, self.brought = bool(commits), self.brought + len(new)
+            return ""
+        parts, count = late if goes_on else {_STATE: own, **late}, len(has)
+        for some in commits:
+            count += len(some)
+            now = replace(now, events=max(now.events, count))
+            nodes = [NewNode(_kind(e), _text(e)) for e in some]
+            commit = Commit(revision, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=[now.instead(r)])
+            revision = (await self.there.add(self.listed, handle.turn(commit) if handle else self.client.first_turn(id, commit, group=group))).revision
+            self.changed, self.brought = True, self.brought + len(some)
+            handle = handle or await self.client.session(id)
+            r = await handle.record(NOTE)
+            if _Noted.of(r) != now:
+                return await self._once()  # Another migration has gone on.
+        assert handle is not None
+        loaded = await handle.load(parts=[_STATE])
+        if [_text(event_of(n.payload)) for n in loaded.nodes][: len(want)] != want or (not goes_on and loaded.contents[_STATE] != own):
+            return f"session {shown}: its events or its state are others"
+        now = replace(now, at=repr(whole.last_update_time) if time.time() - whole.last_update_time > 60 else _RECENT, events=max(now.events, len(want)))
+        if now != _Noted.of(r):
+            await self.there.add(self.listed, handle.turn(Commit(0, records=[now.instead(r)]), records_only=True))
+        return ""
 
 
 def _text(event: Event) -> bytes:
@@ -200,7 +221,7 @@ def _used(events: Iterable[Event]) -> list[Usage]:
     return list(out.values())
 
 
-async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+async def _bring_state(client: AsyncClient, id: str, read: Callable[[], Awaitable[Mapping[str, Any]]]) -> list[tuple[str, str]]:
     """Sets those values of a state that are new, and those that were brought and have changed in the source since. A value is new if it is not there and was never
     brought. Returns the keys of the others, with what is wrong."""
     from ..adk import _STATES
@@ -211,7 +232,7 @@ async def _bring_state(client: AsyncClient, id: str, values: Mapping[str, Any]) 
         versions, there, brought = await states.versions(id), await states.read(id), await states.read(note)
         change: dict[str, bytes] = {}
         others = list[tuple[str, str]]()
-        for key, value in values.items():
+        for key, value in (await read()).items():
             try:
                 content = adapter.marshal(value)
             except ValueError as e:

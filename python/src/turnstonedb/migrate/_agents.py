@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import adapter
 from .._sync import Client
 from ..errors import ConflictError, InvalidError, NotFoundError, RecordConflictError
-from ..types import Commit, NewNode, RecordChange
+from ..types import Commit, NewNode, Record, RecordChange
 from ._report import Report, sqlite
 
 _BROUGHT = "agents-migration"  # the session whose records say how many items of a session were brought: what a host has removed since does not come again
@@ -38,20 +38,28 @@ def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Call
 
 def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
     """Brings the items of a session that are not there. Returns what the report says of it."""
+    brought = 0
+
+    def count(some: int) -> None:
+        nonlocal brought
+        brought += some
+
     while True:
         try:
-            return _once(client, id, items, dry_run)
+            different = _once(client, id, items, dry_run, count)
+            return {"unchanged": not brought and not different, "brought": brought, "different": different}
         except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added items, or removed some, or deleted it.
             if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
 
 
-def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
-    """Does this, or raises an error if somebody else changes the session meanwhile."""
+def _once(client: Client, id: str, items: list[Any], dry_run: bool, count: Callable[[int], None]) -> str:
+    """Does this, or raises an error if somebody else changes the session or its note meanwhile. Returns what differs, and counts what it brings."""
     from ..agents import _kind
 
-    note = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
-    had = _noted(client, note)
+    key = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
+    note = _noted(client, key)
+    had = int(note.value) if note else 0
     handle, revision, has = None, 0, list[Any]()
     try:
         handle = client.session(id)
@@ -61,42 +69,43 @@ def _once(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str,
         if not adapter.gone(e):
             raise
         handle = None
-    if handle is None and (had is not None or not items):
-        return {"unchanged": 1}  # A host has cleared it, or there is nothing.
-    new = items[len(has) :]
-    if has[: len(items)] != items[: len(has)] or len(has) < (had or 0):
-        return {"different": f"session {id!r}: its items are others"}
-    if dry_run or (not new and had == len(items)):
-        return {"unchanged": not new, "brought": len(new)}
+    if handle is None and (note or not items):
+        return ""  # A host has cleared it, or there is nothing.
+    new, others = items[len(has) :], f"session {id!r}: its items are others"
+    if has[: len(items)] != items[: len(has)] or len(has) < had:
+        return others
+    if dry_run:
+        count(len(new))
+        return ""
+    if note and had >= len(items):
+        return ""
     side, _ = client.create(_BROUGHT, retention="all")
 
     def brought(n: int) -> RecordChange:
-        return RecordChange.set(note, str(n).encode(), "none" if had is None else "")
+        return RecordChange.set(key, str(max(had, n)).encode(), note.version if note else "none")  # The number never falls.
 
-    nodes, count = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
+    nodes, there = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
     for some in adapter.in_commits(nodes, lambda n: len(n.payload)):
-        count += len(some)
+        there += len(some)
         commit = Commit(revision, some, secrets.token_hex(16))
         turn = handle.turn(commit) if handle else client.first_turn(id, commit)
-        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(count)]), records_only=True))[0].revision
-        handle, had = handle or client.session(id), count
+        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(there)]), records_only=True))[0].revision
+        count(len(some))
+        handle, note, had = handle or client.session(id), side.record(key), there
     assert handle is not None
     if not nodes:
         side.change_records(brought(len(items)))
-    if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] != items:
-        return {"different": f"session {id!r}: its items are others"}
-    return {"unchanged": not new, "brought": len(new)}
+    return "" if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] == items else others
 
 
-def _noted(client: Client, note: str) -> int | None:
-    """Returns how many items of a session were brought, or None if it was not."""
+def _noted(client: Client, key: str) -> Record | None:
+    """Returns the record that says how many items of a session were brought, or None if it was not."""
     try:
-        record = client.session(_BROUGHT).record(note)
+        return client.session(_BROUGHT).record(key)
     except NotFoundError as e:
         if not adapter.gone(e):
             raise
         return None
-    return int(record.value) if record else None
 
 
 @contextmanager

@@ -1,0 +1,170 @@
+"""Migrations of ADK and of the Agents SDK beside others, beside a source that goes on, and from an older copy of it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.adk")
+pytest.importorskip("agents")
+
+from agents import SQLiteSession
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.sessions import InMemorySessionService
+
+from turnstonedb import AsyncClient, Client, NewNode
+from turnstonedb.adk import TurnstoneSessions
+from turnstonedb.migrate import adk, agents
+
+STATES = ("n", "user:n", "app:n")
+
+
+class Counting(InMemorySessionService):
+    """Has a session, of which each event sets the states n to the number of events."""
+
+    events = 0
+
+    async def count(self, events: int) -> None:
+        session = await self.get_session(app_name="a", user_id="u", session_id="s")
+        session = session or await self.create_session(app_name="a", user_id="u", session_id="s")
+        for _ in range(events):
+            self.events += 1
+            await self.append_event(session, Event(author="user", timestamp=1.7e9 + self.events, actions=EventActions(state_delta=dict.fromkeys(STATES, self.events))))
+
+
+async def has(client: AsyncClient) -> list[int]:
+    """Returns how many events there are, how many a migration says to have brought, and the states n."""
+    session = await TurnstoneSessions(client).get_session(app_name="a", user_id="u", session_id="s")
+    note = await (await client.session("adk/a/u/s")).record("migrated")
+    assert session and note
+    return [len(session.events), int(note.value.split()[-1]), *(session.state[k] for k in STATES)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("at", range(1, 6))
+async def test_two_migrations_of_adk_at_once_forget_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Another one brings more while one works, whichever call of it is the next. They count together what they bring."""
+    source = Counting()  # type: ignore[no-untyped-call]
+    await source.count(450)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        commit_all, calls, others = client.commit_all, itertools.count(1), []
+
+        async def beside(*commits: Any) -> Any:
+            if next(calls) == at:
+                monkeypatch.setattr(client, "commit_all", commit_all)
+                await source.count(5)
+                others.append(await adk(source, client, ["a"]))
+            return await commit_all(*commits)
+
+        monkeypatch.setattr(client, "commit_all", beside)
+        mine, [other] = await adk(source, client, ["a"]), others
+        assert (mine.brought + other.brought, mine.different + other.different) == (455, [])
+        assert await has(client) == [455] * 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+async def test_the_state_of_adk_that_comes_is_as_new_as_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, beside: bool) -> None:
+    """The source goes on after its sessions were listed, and another migration may bring that first."""
+    source = Counting()  # type: ignore[no-untyped-call]
+    await source.count(5)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        if known:
+            await adk(source, client, ["a"])
+            await source.count(1)
+        get = source.get_session
+
+        async def meanwhile(**kw: Any) -> Any:
+            monkeypatch.setattr(source, "get_session", get)
+            await source.count(5)
+            if beside:
+                assert (await adk(source, client, ["a"])).different == []
+            return await get(**kw)
+
+        monkeypatch.setattr(source, "get_session", meanwhile)
+        assert (await adk(source, client, ["a"])).different == []
+        assert await has(client) == [10 + known] * 5
+
+
+@pytest.mark.asyncio
+async def test_an_older_copy_of_adk_takes_no_event_and_no_note_back(tmp_path: Path) -> None:
+    source = Counting()  # type: ignore[no-untyped-call]
+    await source.count(5)
+    older = copy.deepcopy(source)
+    await source.count(5)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        for of in (source, older, source):
+            assert (await adk(of, client, ["a"])).different == []
+            assert (await has(client))[:3] == [10, 10, 10]
+
+
+def say(path: Path, *texts: str) -> None:
+    async def add() -> None:
+        session = SQLiteSession("s", path)
+        await session.add_items([{"role": "user", "content": t} for t in texts])
+        session.close()
+
+    asyncio.run(add())
+
+
+def pop(client: Client) -> None:
+    session = client.session("s")
+    [last] = session.load(last=1).nodes
+    session.commit(leaf=last.parent or "none", tombstone=[last.id], expected="any")
+
+
+def items(client: Client) -> list[str]:
+    return [json.loads(n.payload)["content"] for n in client.session("s").load().nodes]
+
+
+@pytest.mark.parametrize("when", ["the note is read", "the items are read", "an older copy", "a host has them"])
+def test_what_a_host_pops_after_two_migrations_of_agents_does_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    say(tmp_path / "db", "0", "1", "2")
+    with Client.open(tmp_path / "s") as client, closing(sqlite3.connect(tmp_path / "db")) as source, closing(sqlite3.connect(tmp_path / "copy")) as older:
+        source.backup(older)
+
+        def go_on() -> None:
+            say(tmp_path / "db", "3", "4")
+            assert agents(source, client).different == []
+
+        name = {"the note is read": "_noted", "the items are read": "_session"}.get(when)
+        if when == "a host has them":
+            client.create("s")[0].commit([NewNode("user", json.dumps({"role": "user", "content": t})) for t in "01234"], turn="1")
+            go_on()
+        elif not name:
+            go_on()
+            assert agents(older, client).different == []
+        else:
+            of = f"turnstonedb.migrate._agents.{name}"
+            call = getattr(__import__("turnstonedb.migrate._agents", fromlist=[name]), name)
+            agents(source, client)
+
+            def meanwhile(*a: Any) -> Any:
+                monkeypatch.setattr(of, call)
+                if name == "_session":
+                    go_on()
+                    return call(*a)
+                had = call(*a)
+                say(tmp_path / "db", "3", "4")
+                assert agents(source, client).different == []
+                pop(client)
+                return had
+
+            monkeypatch.setattr(of, meanwhile)
+            agents(source, client)
+        if name != "_noted":
+            assert items(client) == list("01234")
+            pop(client)
+        for _ in range(2):
+            agents(source, client)
+            assert items(client) == list("0123")
