@@ -17,8 +17,9 @@ import (
 
 // EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
 // nothing. Jobs of several sessions may run at once, and those of one session run one after the other. A job leaves alone what
-// others change meanwhile. It logs and does not store the memories that are above the limit. If too many jobs wait, the call
-// does the job itself. An error of a later job goes to the log of trpc-agent-go, and the next job of the session reads the
+// others change meanwhile. It logs and does not store the memories that are above the limit. If too many jobs wait, or after
+// Close, the call does the job itself. When the extractor has begun, it then lasts until the memories are stored, also if ctx
+// ends. An error of a later job goes to the log of trpc-agent-go, and the next job of the session reads the
 // same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
@@ -51,10 +52,6 @@ func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *sessio
 			return ctx.Err()
 		}
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	ctx = context.WithoutCancel(ctx) // The kit goes on with the model whatever becomes of the request.
 	reading, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	s, err := m.stored(reading, key)
@@ -68,9 +65,14 @@ func (m *Memory) extractWith(ctx context.Context, key memory.UserKey, of *sessio
 		}
 		kit = m.kit(len(s.stored))
 	}
+	request := ctx
+	ctx = context.WithoutCancel(ctx) // The kit goes on with the model whatever becomes of the request.
 	defer func() { _ = kit.ClearMemories(ctx, key) }()
 	if err := s.load(reading, key, kit); err != nil {
 		return err
+	}
+	if request.Err() != nil {
+		return request.Err()
 	}
 	before, was := of.GetState(memory.SessionStateKeyAutoMemoryLastExtractAt)
 	if err = s.kit.EnqueueAutoMemoryJob(ctx, of); err != nil {

@@ -41,7 +41,19 @@ func (j *jobs) later(request context.Context, of *session.Session, what string, 
 	}) {
 		return nil
 	}
+	defer j.begun()()
 	return job(request)
+}
+
+// begun makes close wait for a job that a request does, until done is called. After close it does nothing.
+func (j *jobs) begun() (done func()) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return func() {}
+	}
+	j.running.Add(1)
+	return j.running.Done
 }
 
 // workerOf returns which goroutine does the jobs of a session.
@@ -73,7 +85,7 @@ func (j *jobs) add(worker int, job func()) bool {
 	}
 }
 
-// close waits until all jobs are done.
+// close waits until all jobs are done that have begun or wait.
 func (j *jobs) close() {
 	j.mu.Lock()
 	if !j.closed {

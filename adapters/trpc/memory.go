@@ -57,7 +57,7 @@ var _ memory.Service = (*Memory)(nil)
 
 // NewMemory returns a memory service on a store. A user has at most limit memories; 0 stands for DefaultMemories. The
 // service takes the options of the kit's service in memory, and ignores those for a limit, for workers and for a queue.
-// Close waits until all memories are extracted, and leaves the store open.
+// Close ends it.
 func NewMemory(store turnstone.Factory, limit int, o ...inmemory.ServiceOpt) *Memory {
 	m := &Memory{store: store, limit: cmp.Or(max(limit, 0), DefaultMemories), o: slices.Clone(o)}
 	m.tools = m.kit(m.limit).Tools()
@@ -299,7 +299,8 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 // Tools implements memory.Service.
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
-// Close waits for the memories that are extracted. The store stays open.
+// Close waits until the memories are stored for which it was called before. After it, requests extract memories themselves, and
+// nothing waits for them. The store stays open.
 func (m *Memory) Close() error {
 	m.jobs.close()
 	return nil
