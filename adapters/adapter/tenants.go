@@ -17,7 +17,7 @@ import (
 // tenant that find names by the context of the call. That store is as a rule a namespace of its own: see
 // turnstone.Options and client.Options. find has to return an error, which the call returns, if the call is for nobody: an
 // empty name is refused. It is called often, by several goroutines. It has to return the same store for a tenant as long as
-// an adapter uses handles of that store: no other store takes them.
+// an adapter uses handles of that store: a handle works only with the store that made it.
 //
 // A handle of a session belongs to the tenant for whom it was made. An adapter that remembers handles needs Handles.
 func Tenants(find func(ctx context.Context) (tenant string, store turnstone.Factory, err error)) turnstone.Factory {

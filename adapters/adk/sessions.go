@@ -187,7 +187,8 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 // session has no event of that id, the error matches turnstone.ErrNodeNotFound.
 //
 // Rewind does not go back to where nobody knows the state. In a session that Bring has brought, that is before the last event
-// that it has brought, and in a fork, before the fork. The error matches turnstone.ErrInvalid then.
+// that it has brought, and that event as well while a Bring is not done; in a fork, it is before the fork. The error matches
+// turnstone.ErrInvalid then.
 func (s *Sessions) Rewind(ctx context.Context, of session.Session, last string) (*Session, error) {
 	out, err := s.find(ctx, of.AppName(), of.UserID(), of.ID())
 	if err != nil {

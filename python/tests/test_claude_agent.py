@@ -269,6 +269,8 @@ async def test_an_imported_session_that_goes_on_from_another_one_is_listed(tmp_p
         assert (await (await db.session(second)).info()).parent == first
         store = TurnstoneSessionStore(db)
         await store.append(key(session=second, subpath="subagents/agent-1"), [said("u1", None, "three")])
+        begun, _ = await db.create(f"{second}~new", labels={"claude.project": "-home-ann-trip"})  # An import that replaces a session makes it.
+        await begun.commit([NewNode("user", "{}")], turn="1")
         assert {s["session_id"] for s in await store.list_sessions("-home-ann-trip")} == {first, second}
         assert await store.load(key(session=second)) == lines
 

@@ -218,8 +218,9 @@ export class TurnstoneSessionStore implements SessionStore {
 		return (await this.#sessions(projectKey)).map((i) => ({ sessionId: sessionOf(i), mtime: Date.parse(i.updated) }));
 	}
 
+	// One that an import makes has no identity until it is whole.
 	async #sessions(projectKey: string): Promise<Info[]> {
-		return (await listed(this.#client, { labels: { [projectLabel]: clip(projectKey) } })).filter((i) => i.nodes);
+		return (await listed(this.#client, { labels: { [projectLabel]: clip(projectKey) } })).filter((i) => i.nodes && sessionOf(i));
 	}
 
 	/** Returns the summaries of the sessions of a project. */

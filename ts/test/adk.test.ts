@@ -573,7 +573,7 @@ test("memory of events with images is stored in several commits", { timeout: 60_
 	expect((await memory.searchMemory({ appName: "a", userId: "u", query: "picture" })).memories).toHaveLength(40);
 });
 
-test("memory of ADK finds what that in memory finds, once, and the nearest first", async () => {
+test("memory of ADK finds by whole words what that in memory finds, once, and the nearest first", async () => {
 	const store = newStore();
 	const [ours, theirs] = [new TurnstoneMemory(await open(store), { most: 1000 }), new InMemoryMemoryService()];
 	const words = ["Kyoto", "museum", "train", "rain", "paper", "stone", "bread", "私はPythonを使う"];

@@ -148,6 +148,8 @@ test("a session that goes on from another one is listed, as an import makes it",
 	const labels = { "import.identity": `claude-code:${second}`, "claude.project": "p" };
 	const { session } = await db.create(second, { parent: first, labels });
 	await session.commit({ nodes: [{ kind: "user", payload: "{}" }] });
+	const begun = await db.create(`${second}~new`, { labels: { "claude.project": "p" } }); // An import that replaces a session makes it.
+	await begun.session.commit({ nodes: [{ kind: "user", payload: "{}" }] });
 	expect((await store.listSessions("p")).map((s) => s.sessionId).sort()).toEqual([first, second].sort());
 });
 

@@ -229,12 +229,15 @@ class TurnstoneSessionStore(SessionStore):
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """Returns the sessions of a project."""
-        found = await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)})
-        return [{"session_id": _session(i), "mtime": _milliseconds(i.updated)} for i in found if i.nodes]
+        return [{"session_id": _session(i), "mtime": _milliseconds(i.updated)} for i in await self._sessions(project_key)]
+
+    async def _sessions(self, project_key: str) -> list[Info]:
+        """Returns the sessions of a project. One that an import makes has no identity until it is whole."""
+        return [i for i in await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)}) if i.nodes and _session(i)]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """Returns the summaries of the sessions of a project."""
-        sessions = {i.id: i for i in await adapter.listed(self._client, labels={_PROJECT: _clip(project_key)}) if i.nodes}
+        sessions = {i.id: i for i in await self._sessions(project_key)}
         out: list[SessionSummaryEntry] = []
         after, key = "", _SUMMARY + _clip(project_key)
         while True:
