@@ -260,11 +260,11 @@ func (b *bringing) once(ctx context.Context) error {
 				return err
 			}
 		}
-		if r, err = h.Record(ctx, broughtKey); err != nil {
+		if r, err = record(ctx, h); err != nil {
 			return err
 		}
-		if notedIn(r) != is {
-			return turnstone.ErrRecordConflict // Another Bring has gone on.
+		if notedIn(r) != is { // Another Bring has gone on, or a host has made another session of that id.
+			return turnstone.ErrRecordConflict
 		}
 	}
 	if st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}}); err != nil {
@@ -327,6 +327,15 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 // standing returns the time when the source has updated a session last, as the record of broughtKey has it.
 func standing(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
 
+// record returns the record of broughtKey, or the zero record if there is none.
+func record(ctx context.Context, h turnstone.Persistence) (turnstone.Record, error) {
+	r, err := h.Record(ctx, broughtKey)
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		return turnstone.Record{}, nil
+	}
+	return r, err
+}
+
 // there returns the session here, the record of broughtKey and, if something may have to be brought, the events and the state.
 // The session is nil if there is none.
 func (b *bringing) there(ctx context.Context) (turnstone.Persistence, turnstone.Record, *turnstone.State, error) {
@@ -338,10 +347,7 @@ func (b *bringing) there(ctx context.Context) (turnstone.Persistence, turnstone.
 	if err != nil {
 		return nil, none, nil, err
 	}
-	r, err := h.Record(ctx, broughtKey)
-	if errors.Is(err, turnstone.ErrRecordNotFound) {
-		r, err = none, nil
-	}
+	r, err := record(ctx, h)
 	if err == nil && notedIn(r).at != standing(b.of) {
 		st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}})
 	}
@@ -354,11 +360,8 @@ func (b *bringing) there(ctx context.Context) (turnstone.Persistence, turnstone.
 // knowsState returns an error if nobody knows the state that a session had at an event: of what Bring has brought, the other
 // service tells the last state only. wanted reports whether a node has that event; nil stands for the time before all events.
 func knowsState(ctx context.Context, h turnstone.Persistence, wanted func(*turnstone.Node) bool) error {
-	r, err := h.Record(ctx, broughtKey)
-	if errors.Is(err, turnstone.ErrRecordNotFound) {
-		return nil
-	}
-	if err != nil {
+	r, err := record(ctx, h)
+	if err != nil || r.Version == "" {
 		return err
 	}
 	i, err := h.Info(ctx)

@@ -272,18 +272,23 @@ func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
 	}
 }
 
-// before is a store. It calls act just before one of its commits.
+// before is a store. It calls act just before one of its commits, or right after the commit ahead of that one.
 type before struct {
 	turnstone.Factory
-	at  int
-	act func()
+	at    int
+	after bool
+	act   func()
 }
 
 func (b *before) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
-	if b.at--; b.at == 0 {
+	if b.at--; b.at == 0 && !b.after {
 		b.act()
 	}
-	return b.Factory.CommitAll(ctx, commits...)
+	results, err := b.Factory.CommitAll(ctx, commits...)
+	if b.at == 1 && b.after {
+		b.act()
+	}
+	return results, err
 }
 
 // counts adds events to sessions that have the same ones. Each sets the state n to its number, and so that of the user.
@@ -311,7 +316,7 @@ func TestAD23_TwoBringsAtOnceForgetNothingOfEachOther(t *testing.T) {
 		counts(t, &ids, 450, source)
 		b := adk.NewSessions(store)
 		var others *adapter.Brought
-		a := adk.NewSessions(&before{store, at, func() {
+		a := adk.NewSessions(&before{store, at, false, func() {
 			counts(t, &ids, 5, source)
 			var err error
 			if others, err = b.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(others.Different) > 0 {
@@ -328,6 +333,28 @@ func TestAD23_TwoBringsAtOnceForgetNothingOfEachOther(t *testing.T) {
 		for _, key := range []string{"n", "user:n", "app:n"} {
 			if n, err := got(t, a).State().Get(key); err != nil || fmt.Sprint(n) != "454" {
 				t.Errorf("call %d: %s is %v, %v", at, key, n, err)
+			}
+		}
+	}
+}
+
+// A host deletes what Bring has begun to bring, and makes another session of that name at once, whatever Bring does next. Bring
+// adds nothing to it.
+func TestAD23_WhatAHostMakesAnewMeanwhileIsItsOwn(t *testing.T) {
+	for at := 2; at < 5; at++ {
+		for _, after := range []bool{false, true} {
+			source, store := said(t, 450), storetest.Memory(t)
+			host := adk.NewSessions(store)
+			b, err := adk.NewSessions(&before{store, at, after, func() {
+				if err := host.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+					t.Error(err)
+				}
+				if _, err := host.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+					t.Error(err)
+				}
+			}}).Bring(ctx, source, adapter.BringOptions{}, "app")
+			if err != nil || len(b.Different) > 0 || got(t, host).Events().Len() > 0 {
+				t.Errorf("call %d, after %v: %+v, %v, %d events", at, after, b, err, got(t, host).Events().Len())
 			}
 		}
 	}
