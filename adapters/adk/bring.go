@@ -50,59 +50,59 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 		if err := n.read(ctx); err != nil {
 			return out, fmt.Errorf("adk: %w", err)
 		}
-		stays := map[string]bool{} // for each user, whether there is a session that no host has deleted
+		all := &owner{names: []string{app}, prefix: session.KeyPrefixApp}
+		owners, users := []*owner{}, map[string]*owner{}
 		for _, of := range listed.Sessions {
 			out.Found++
 			b := bringing{Sessions: s, from: from, of: of, id: adapter.Join(sessionRoot, app, of.UserID(), of.ID()), note: n, dry: o.DryRun, out: out}
 			err := b.bring(ctx)
 			switch {
-			case adapter.Refused(err):
+			case refused(err):
 				out.Different = append(out.Different, fmt.Sprintf("session %q of user %q: %v", of.ID(), of.UserID(), err))
 			case err != nil:
 				return out, fmt.Errorf("adk: session %q of user %q: %w", of.ID(), of.UserID(), err)
 			}
-			stays[of.UserID()] = stays[of.UserID()] || !b.deleted
+			user := users[of.UserID()]
+			if user == nil {
+				user = &owner{names: []string{app, of.UserID()}, prefix: session.KeyPrefixUser}
+				owners, users[of.UserID()] = append(owners, user), user
+			}
+			all.add(&b)
+			user.add(&b)
 		}
-		users := slices.Sorted(maps.Keys(stays))
-		bringState := func(read func() (state, error), of ...string) error {
-			err := s.bringState(ctx, read, o.DryRun, out, of...)
-			if name := strings.Join(of, "/"); adapter.Refused(err) {
+		for _, of := range append(owners, all) {
+			if of != all && of.deleted && !of.here {
+				continue // A host has erased the user.
+			}
+			err := s.bringState(ctx, from, of, o.DryRun, out)
+			if name := strings.Join(of.names, "/"); refused(err) {
 				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", name, err))
 			} else if err != nil {
-				return fmt.Errorf("adk: state of %q: %w", name, err)
+				return out, fmt.Errorf("adk: state of %q: %w", name, err)
 			}
-			return nil
-		}
-		for _, user := range users {
-			if stays[user] {
-				if err := bringState(func() (state, error) { d, err := shared(ctx, from, app, user); return d.user, err }, app, user); err != nil {
-					return out, err
-				}
-			}
-		}
-		if err := bringState(func() (state, error) { d, err := shared(ctx, from, app, users...); return d.app, err }, app); err != nil {
-			return out, err
 		}
 	}
 	slices.Sort(out.Different)
 	return out, nil
 }
 
-// shared returns the state that a service shows now with a session of one of some users: of its app, and of its user. It leaves
-// away what can't be stored. Without a session it returns no state.
-func shared(ctx context.Context, from session.Service, app string, users ...string) (delta, error) {
-	for _, user := range users {
-		listed, err := from.List(ctx, &session.ListRequest{AppName: app, UserID: user})
-		if err != nil {
-			return delta{}, fmt.Errorf("the other service: %w", err)
-		}
-		for _, of := range listed.Sessions {
-			if d, err := deltaOf(maps.Collect(of.State().All())); err == nil {
-				return d, nil
-			}
-		}
+// elsewhere is an error of the other service. It says nothing of what is here, whatever it matches.
+type elsewhere struct{ error }
+
+func (e elsewhere) Unwrap() error { return e.error }
+
+// current returns a session of another service as it is now, with that many of its last events, or all if events is 0. It
+// returns nil if somebody has deleted the session since it was listed.
+func current(ctx context.Context, from session.Service, of session.Session, events int) (session.Session, error) {
+	r, err := from.Get(ctx, &session.GetRequest{AppName: of.AppName(), UserID: of.UserID(), SessionID: of.ID(), NumRecentEvents: events})
+	if err == nil {
+		return r.Session, nil
 	}
-	return delta{}, nil
+	left, listing := from.List(ctx, &session.ListRequest{AppName: of.AppName(), UserID: of.UserID()})
+	if listing == nil && !slices.ContainsFunc(left.Sessions, func(s session.Session) bool { return s.ID() == of.ID() }) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("the other service: %w", elsewhere{err})
 }
 
 // note is the state with a value for each session of an app that Bring has brought.
@@ -131,7 +131,7 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 	}
 	results, err := n.states.Commit(ctx, changes, c)
 	if again(err) && errors.Is(err, turnstone.ErrRecordConflict) { // Perhaps another Bring has noted it.
-		err = errors.Join(err, n.read(ctx))
+		err = cmp.Or(n.read(ctx), err)
 	}
 	if err != nil {
 		return turnstone.Result{}, err
@@ -143,8 +143,11 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 // again reports whether an error says that somebody else has changed or deleted a session: Bring looks at it again then.
 func again(err error) bool {
 	other := errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || adapter.Gone(err)
-	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown)
+	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.As(err, new(elsewhere))
 }
+
+// refused reports whether an error says that this store refuses what the other service has.
+func refused(err error) bool { return adapter.Refused(err) && !errors.As(err, new(elsewhere)) }
 
 // noted is what the record of a session says that Bring has brought: with which time of the source, the number of events that
 // are from there, and whether a host had made the session. The number never falls: what a host takes back of these events
@@ -183,6 +186,7 @@ type bringing struct {
 	out  *adapter.Brought
 
 	changed bool // something here
+	here    bool // after that
 	deleted bool // by a host, after it was brought
 }
 
@@ -207,10 +211,11 @@ func (b *bringing) once(ctx context.Context) error {
 		return err
 	}
 	was := notedIn(r)
-	if was.at == standing(b.of) {
+	if b.here = h != nil; was.at == standing(b.of) {
 		return nil
 	}
-	if b.deleted = b.note.known[noteKey(b.of)] && (h == nil || was.at == ""); b.deleted {
+	if b.note.known[noteKey(b.of)] && (h == nil || was.at == "") {
+		b.here, b.deleted = false, true
 		return nil // A host has deleted it, and may have made another one.
 	}
 	want, err := b.wanted(ctx)
@@ -254,7 +259,7 @@ func (b *bringing) once(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.changed, b.out.Brought, revision = true, b.out.Brought+len(some), result.Revision
+		b.changed, b.here, b.out.Brought, revision = true, true, b.out.Brought+len(some), result.Revision
 		if h == nil {
 			if h, err = b.store.Session(ctx, b.id); err != nil {
 				return err
@@ -295,26 +300,22 @@ type whole struct {
 
 // wanted returns the session as it is now. It returns nil if there is none.
 func (b *bringing) wanted(ctx context.Context) (*whole, error) {
-	r, err := b.from.Get(ctx, &session.GetRequest{AppName: b.of.AppName(), UserID: b.of.UserID(), SessionID: b.of.ID()})
-	if err != nil {
-		left, listing := b.from.List(ctx, &session.ListRequest{AppName: b.of.AppName(), UserID: b.of.UserID()})
-		if listing == nil && !slices.ContainsFunc(left.Sessions, func(s session.Session) bool { return s.ID() == b.of.ID() }) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("the other service: %w", err)
+	is, err := current(ctx, b.from, b.of, 0)
+	if is == nil || err != nil {
+		return nil, err
 	}
-	w := &whole{at: standing(r.Session)}
-	if time.Since(r.Session.LastUpdateTime()) < time.Minute {
+	w := &whole{at: standing(is)}
+	if time.Since(is.LastUpdateTime()) < time.Minute {
 		w.at = recent
 	}
-	d, err := deltaOf(maps.Collect(r.Session.State().All()))
+	d, err := deltaOf(maps.Collect(is.State().All()))
 	if err != nil {
 		return nil, unstorable(err)
 	}
 	if w.state, err = json.Marshal(d.own); err != nil {
 		return nil, unstorable(err)
 	}
-	for e := range r.Session.Events().All() {
+	for e := range is.Events().All() {
 		n, err := nodeOf(e)
 		if err != nil {
 			return nil, unstorable(err)

@@ -310,7 +310,7 @@ func counts(t *testing.T, ids *[]string, events int, in ...session.Service) {
 // Another Bring brings more while one works, whichever commit of it is the next. Together they say how many events they have
 // brought. Nobody can rewind into these events, and their state is the last one.
 func TestAD23_TwoBringsAtOnceForgetNothingOfEachOther(t *testing.T) {
-	for at := 1; at < 6; at++ {
+	for at := 1; at < 7; at++ { // 450 events, the note of the session, and the states of the user and the app
 		var ids []string
 		source, store := said(t, 0), storetest.Memory(t)
 		counts(t, &ids, 450, source)
@@ -410,6 +410,121 @@ func TestAD23_AnOlderCopyOfTheSourceTakesNothingBack(t *testing.T) {
 		if n, err := got(t, s).State().Get("n"); err != nil || fmt.Sprint(n) != "9" {
 			t.Errorf("n is %v, %v", n, err)
 		}
+	}
+}
+
+// told is a service. It changes what it answers.
+type told struct {
+	session.Service
+	list func(*session.ListResponse)
+	get  error
+	gets int
+}
+
+func (s *told) List(ctx context.Context, r *session.ListRequest) (*session.ListResponse, error) {
+	listed, err := s.Service.List(ctx, r)
+	if err == nil && s.list != nil {
+		s.list(listed)
+	}
+	return listed, err
+}
+
+func (s *told) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
+	if s.gets++; s.get != nil {
+		return nil, s.get
+	}
+	return s.Service.Get(ctx, r)
+}
+
+// bare is a session without state, as the list of a service may have it.
+type bare struct {
+	session.Session
+	none session.State
+}
+
+func (b bare) State() session.State { return b.none }
+
+// Bring brings the state of users and apps also if the list of the service has none. It reads nothing more if nothing is new.
+func TestAD23_StateComesFromAServiceThatListsNone(t *testing.T) {
+	var ids []string
+	source := said(t, 0)
+	counts(t, &ids, 1, source)
+	empty, err := session.InMemoryService().Create(ctx, &session.CreateRequest{AppName: "app", UserID: "u"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, lists := range []bool{false, true} {
+		s, from := adk.NewSessions(storetest.Memory(t)), &told{Service: source}
+		if !lists {
+			from.list = func(r *session.ListResponse) {
+				for i, of := range r.Sessions {
+					r.Sessions[i] = bare{of, empty.Session.State()}
+				}
+			}
+		}
+		for range 2 {
+			if b, err := s.Bring(ctx, from, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+				t.Errorf("%+v, %v", b, err)
+			}
+			for _, key := range []string{"n", "user:n", "app:n"} {
+				if n, err := got(t, s).State().Get(key); err != nil || fmt.Sprint(n) != "0" {
+					t.Errorf("lists %v: %s is %v, %v", lists, key, n, err)
+				}
+			}
+		}
+		// At first it reads the session, and the states with it, and then the session, which was used just now.
+		if want := map[bool]int{false: 6, true: 4}[lists]; from.gets != want {
+			t.Errorf("lists %v: %d reads, want %d", lists, from.gets, want)
+		}
+	}
+}
+
+// An error of the other service ends Bring, whatever errors of a store it matches.
+func TestAD23_AnErrorOfTheOtherServiceIsReturned(t *testing.T) {
+	for _, is := range []error{turnstone.ErrConflict, turnstone.ErrRecordConflict, turnstone.ErrSessionDeleted, turnstone.ErrInvalid, errCut} {
+		_, err := adk.NewSessions(storetest.Memory(t)).Bring(ctx, &told{Service: said(t, 1), get: is}, adapter.BringOptions{}, "app")
+		if !errors.Is(err, is) {
+			t.Errorf("%v: %v", is, err)
+		}
+	}
+}
+
+// A session that can't be stored does not hide the states of its user and app. If a host erases the user, that session does not
+// bring them again.
+func TestAD23_ASessionThatCanNotBeStoredHidesNoStateAndBringsNoneBack(t *testing.T) {
+	source, store := session.InMemoryService(), storetest.Memory(t)
+	s := adk.NewSessions(store)
+	add := func(id string, own any) {
+		t.Helper()
+		state := map[string]any{"own": own, "user:mail": "ann@x", "app:n": 1}
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: id, State: state}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range []string{"a", "z"} {
+		add(id, make(chan int))
+	}
+	add("s", 1)
+	bring := func() {
+		t.Helper()
+		if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || b.Found != 3 || len(b.Different) != 2 {
+			t.Fatalf("%+v, %v", b, err)
+		}
+	}
+	bring()
+	for _, key := range []string{"user:mail", "app:n"} {
+		if _, err := got(t, s).State().Get(key); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, id := range []string{"adk/app/ann/s", "adk/app/ann", "adk-migration/adk%2Fapp%2Fann"} {
+		if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bring()
+	if _, err := store.Session(ctx, "adk/app/ann"); !adapter.Gone(err) {
+		t.Errorf("the state of the user is here again: %v", err)
 	}
 }
 

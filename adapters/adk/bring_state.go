@@ -7,17 +7,66 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+
+	"google.golang.org/adk/v2/session"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adapter"
 )
 
+// owner is an app, or a user of an app. A service shows its state with each of its sessions.
+type owner struct {
+	names    []string // of the app, and of the user
+	prefix   string   // of the keys of its state
+	sessions []session.Session
+
+	here, deleted, changed bool // one of the sessions, as bringing has it
+}
+
+func (o *owner) add(b *bringing) {
+	o.sessions = append(o.sessions, b.of)
+	o.here, o.deleted, o.changed = o.here || b.here, o.deleted || b.deleted, o.changed || b.changed
+}
+
+// shownWith returns the state of the owner as it is shown with a session.
+func (o *owner) shownWith(of session.Session) (state, error) {
+	out := state{}
+	for key, v := range of.State().All() {
+		if name, ok := strings.CutPrefix(key, o.prefix); ok {
+			value, err := adapter.Marshal(v)
+			if err != nil {
+				return nil, unstorable(fmt.Errorf("state %q: %w", key, err))
+			}
+			out[name] = value
+		}
+	}
+	return out, nil
+}
+
+// now returns the state of the owner as it is now. It is empty if its sessions have been deleted since they were listed.
+func (o *owner) now(ctx context.Context, from session.Service) (state, error) {
+	for _, of := range o.sessions {
+		if is, err := current(ctx, from, of, 1); err != nil {
+			return nil, err
+		} else if is != nil {
+			return o.shownWith(is)
+		}
+	}
+	return nil, nil
+}
+
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
 // A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile.
-func (s *Sessions) bringState(ctx context.Context, read func() (state, error), dry bool, out *adapter.Brought, of ...string) error {
-	id, name := adapter.Join(sessionRoot, of...), strings.Join(of, "/")
+func (s *Sessions) bringState(ctx context.Context, from session.Service, o *owner, dry bool, out *adapter.Brought) error {
+	id, name := adapter.Join(sessionRoot, o.names...), strings.Join(o.names, "/")
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
+	var listed []turnstone.RecordChange
+	if !o.changed && len(o.sessions) > 0 {
+		values, _ := o.shownWith(o.sessions[0])
+		listed = values.changes()
+	}
 	for {
 		versions, err := s.states.Versions(ctx, id)
 		if err != nil {
@@ -31,7 +80,10 @@ func (s *Sessions) bringState(ctx context.Context, read func() (state, error), d
 		if err != nil {
 			return err
 		}
-		values, err := read()
+		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
+			return nil
+		}
+		values, err := o.now(ctx, from) // After what is here, so that it is never older.
 		if err != nil {
 			return err
 		}

@@ -18,9 +18,8 @@ import (
 // EnqueueAutoMemoryJob makes the extractor of the options find memories in a session later. Without an extractor it does
 // nothing. Jobs of several sessions may run at once, and those of one session run one after the other. A job leaves alone what
 // others change meanwhile. It logs and does not store the memories that are above the limit. If too many jobs wait, or after
-// Close, the call does the job itself. When the extractor has begun, it then lasts until the memories are stored, also if ctx
-// ends. An error of a later job goes to the log of trpc-agent-go, and the next job of the session reads the
-// same events again.
+// Close, the call does the job itself: once the extractor has begun, the call lasts until the memories are stored, even if ctx
+// ends. An error of a later job goes to the log of trpc-agent-go, and the next job of the session reads the same events again.
 func (m *Memory) EnqueueAutoMemoryJob(ctx context.Context, of *session.Session) error {
 	if of == nil {
 		return nil

@@ -29,7 +29,7 @@ type jobs struct {
 // trpc-agent-go. If too many jobs wait, it does the job at once and returns its error.
 func (j *jobs) later(request context.Context, of *session.Session, what string, job func(context.Context) error) error {
 	ctx := context.WithoutCancel(agent.CloneContext(request)) // The request may be over before the job is.
-	if j.add(workerOf(of), func() {
+	added, done := j.add(workerOf(of), func() {
 		defer func() {
 			if r := recover(); r != nil {
 				log.ErrorfContext(ctx, "turnstone: the %s of session %q: panic: %v", what, of.ID, r)
@@ -38,29 +38,20 @@ func (j *jobs) later(request context.Context, of *session.Session, what string, 
 		if err := job(ctx); err != nil {
 			log.WarnfContext(ctx, "turnstone: the %s of session %q: %v", what, of.ID, err)
 		}
-	}) {
+	})
+	if added {
 		return nil
 	}
-	defer j.begun()()
+	defer done()
 	return job(request)
-}
-
-// begun makes close wait for a job that a request does, until done is called. After close it does nothing.
-func (j *jobs) begun() (done func()) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return func() {}
-	}
-	j.running.Add(1)
-	return j.running.Done
 }
 
 // workerOf returns which goroutine does the jobs of a session.
 func workerOf(of *session.Session) int { return int(uint(of.Hash) % workers) }
 
-// add reports whether a job will be done: it is not if there are too many, or after close.
-func (j *jobs) add(worker int, job func()) bool {
+// add reports whether a job will be done: it is not if there are too many, or after close. Then the caller does it, and calls
+// done: close, if it is later, waits for that.
+func (j *jobs) add(worker int, job func()) (added bool, done func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.queues == nil && !j.closed {
@@ -75,13 +66,14 @@ func (j *jobs) add(worker int, job func()) bool {
 		}
 	}
 	if j.closed {
-		return false
+		return false, func() {}
 	}
 	select {
 	case j.queues[worker] <- job:
-		return true
+		return true, nil
 	default:
-		return false
+		j.running.Add(1)
+		return false, j.running.Done
 	}
 }
 

@@ -299,8 +299,8 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 // Tools implements memory.Service.
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
-// Close waits until the memories are stored for which it was called before. After it, requests extract memories themselves, and
-// nothing waits for them. The store stays open.
+// Close waits for all extractions that were asked for before. A request that asks for one later does it itself, and nothing
+// waits for that. The store stays open.
 func (m *Memory) Close() error {
 	m.jobs.close()
 	return nil

@@ -422,7 +422,7 @@ func (s *Sessions) GetTrackEvents(ctx context.Context, key session.Key, track se
 	return out, nil
 }
 
-// Close waits for the summaries that were enqueued. The store stays open.
+// Close waits for all summaries that were asked for before. The store stays open.
 func (s *Sessions) Close() error {
 	s.jobs.close()
 	return nil

@@ -22,6 +22,7 @@ from google.adk.events.event_actions import EventActions
 from google.adk.sessions import InMemorySessionService
 
 from turnstonedb import AsyncClient, Client, NewNode
+from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.migrate import adk, agents
 
@@ -50,7 +51,7 @@ async def has(client: AsyncClient) -> list[int]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("at", range(1, 7))
 async def test_two_migrations_of_adk_at_once_forget_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Another one brings more while one works, whichever call of it is the next. They count together what they bring."""
     source = Counting()  # type: ignore[no-untyped-call]
@@ -106,6 +107,54 @@ async def test_an_older_copy_of_adk_takes_no_event_and_no_note_back(tmp_path: Pa
         for of in (source, older, source):
             assert (await adk(of, client, ["a"])).different == []
             assert (await has(client))[:3] == [10, 10, 10]
+
+
+@pytest.mark.asyncio
+async def test_a_session_of_adk_that_can_not_be_stored_hides_no_state_and_brings_none_back(tmp_path: Path) -> None:
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    for user, id in itertools.product(("first", "u"), ("odd", "s")):
+        odd = {"odd": object()} if id == "odd" else {}
+        await source.create_session(app_name="a", user_id=user, session_id=id, state={**odd, "app:n": 1, "user:n": user})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+
+        async def listed() -> list[Any]:
+            report = await adk(source, client, ["a"])
+            assert (report.found, [d[:22] for d in report.different]) == (4, ["session 'a/first/odd':", "session 'a/u/odd': Una"])
+            sessions = (await TurnstoneSessions(client).list_sessions(app_name="a")).sessions
+            return sorted((s.user_id, s.id, s.state) for s in sessions)
+
+        assert await listed() == [(u, "s", {"app:n": 1, "user:n": u}) for u in ("first", "u")]
+        for id in ("adk/a/u/s", "adk/a/u", "adk-migration/adk%2Fa%2Fu"):  # A host erases a user.
+            await client.delete(id)
+        assert await listed() == [("first", "s", {"app:n": 1, "user:n": "first"})]
+        assert not await States(client, "adk-state").read("adk/a/u")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lists", [False, True])
+async def test_state_of_adk_comes_from_a_service_that_lists_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
+    """What it lists is enough if nothing is new."""
+    source = Counting()  # type: ignore[no-untyped-call]
+    await source.count(1)
+    list_sessions, get_session, reads = source.list_sessions, source.get_session, itertools.count()
+
+    async def bare(**kw: Any) -> Any:
+        found = await list_sessions(**kw)
+        for s in found.sessions:
+            s.state = s.state if lists else {}
+        return found
+
+    async def get(**kw: Any) -> Any:
+        next(reads)
+        return await get_session(**kw)
+
+    monkeypatch.setattr(source, "list_sessions", bare)
+    monkeypatch.setattr(source, "get_session", get)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        for _ in range(2):
+            assert (await adk(source, client, ["a"])).different == []
+            assert await has(client) == [1] * 5
+    assert next(reads) == (3 if lists else 5)  # The session and the states with it, and then the states that are not in the list.
 
 
 def say(path: Path, *texts: str) -> None:

@@ -54,12 +54,12 @@ def run(root: Path, arguments: list[str]) -> tuple[set[str], set[str], str]:
 
 
 def file_of(root: Path, name: str) -> Path:
-    parts = name.split("::")
+    parts = name.partition("[")[0].split("::")
     return next(f for i in range(1, len(parts)) if (f := (root / "tests").joinpath(*parts[:i]).with_suffix(".py")).exists())
 
 
 def function_of(name: str) -> str:
-    return re.split(r"\W", name.removesuffix("]").rpartition("::")[2])[0]
+    return name.partition("[")[0].rpartition("::")[2]
 
 
 def text_of(root: Path, name: str) -> str:

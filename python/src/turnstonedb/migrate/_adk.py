@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -30,9 +29,12 @@ _BROUGHT = "adk-migration"  # what was brought of the states of users and apps: 
 
 async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[str], *, dry_run: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
     """Brings all sessions of apps from a session service, with the states of their users and of the apps."""
+    from google.adk.sessions import State
+
     report = Report()
     for app in apps:
-        there, stays = await _Brought.of(client, app), dict[str, bool]()  # for each user, whether there is a session that no host has deleted
+        there, users = await _Brought.of(client, app), dict[str, _Owner]()
+        whole = _Owner((app,), State.APP_PREFIX)
         for s in (await source.list_sessions(app_name=app)).sessions:
             of = _Bringing(source, client, s, there, dry_run)
             try:
@@ -40,33 +42,50 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
                 report.add(unchanged=not of.changed and not different, brought=of.brought, different=different)
             except (ValueError, InvalidError) as e:  # what the store refuses
                 report.add(brought=of.brought, different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
-            stays[s.user_id] = stays.get(s.user_id, False) or not of.deleted
+            whole.add(of)
+            users.setdefault(s.user_id, _Owner((app, s.user_id), State.USER_PREFIX)).add(of)
             if progress:
                 progress(report)
-        states = [([user], 1) for user, some in stays.items() if some]  # those of users, and then that of the app, which any of them shows
-        for users, kind in [] if dry_run else [*states, (list(stays), 0)]:
-            names = (app, *users[:kind])
-            name = adapter.cut("/".join(names), 200)
+        for owner in [] if dry_run or not users else [*users.values(), whole]:
+            if owner is not whole and owner.deleted and not owner.here:
+                continue  # A host has erased the user.
+            name = adapter.cut("/".join(owner.names), 200)
             try:
-                others = await _bring_state(client, adapter.join("adk", *names), partial(_shared, source, app, users, kind))
-                report.different += [f"state {key!r} of {name!r} {why}" for key, why in others]
+                report.different += [f"state {key!r} of {name!r} {why}" for key, why in await _bring_state(source, client, owner)]
             except (ValueError, InvalidError) as e:
                 report.different.append(f"state of {name!r}: {e}")
     return report
 
 
-def _states(shown: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    from ..adk import _deltas
+@dataclass
+class _Owner:
+    """An app, or a user of an app. A service shows its state with each of its sessions."""
 
-    return _deltas(shown)[:3]
+    names: tuple[str, ...]  # of the app, and of the user
+    prefix: str  # of the keys of its state
+    sessions: list[Session] = field(default_factory=list)
+    here: bool = False  # one of the sessions, as _Bringing has it
+    deleted: bool = False
+    changed: bool = False
 
+    def add(self, of: _Bringing) -> None:
+        self.sessions.append(of.listed)
+        self.here |= of.here
+        self.deleted |= of.deleted
+        self.changed |= of.changed
 
-async def _shared(source: BaseSessionService, app: str, users: Iterable[str], kind: int) -> Mapping[str, Any]:
-    """Returns the state that a service shows now with a session of one of some users: of the app (0), or of the user (1). Without a session there is none."""
-    for user in users:
-        for s in (await source.list_sessions(app_name=app, user_id=user)).sessions:
-            return _states(s.state)[kind]
-    return {}
+    def shown_with(self, s: Session) -> dict[str, Any]:
+        return {key.removeprefix(self.prefix): value for key, value in s.state.items() if key.startswith(self.prefix)}
+
+    async def now(self, source: BaseSessionService) -> dict[str, Any]:
+        """Returns its state as it is now. It is empty if its sessions have been deleted since they were listed."""
+        from google.adk.sessions.base_session_service import GetSessionConfig
+
+        for s in self.sessions:
+            last = GetSessionConfig(num_recent_events=1)
+            if is_now := await source.get_session(app_name=s.app_name, user_id=s.user_id, session_id=s.id, config=last):
+                return self.shown_with(is_now)
+        return {}
 
 
 class _Brought:
@@ -131,6 +150,7 @@ class _Bringing:
     dry_run: bool
     brought: int = 0  # events
     changed: bool = False  # something here
+    here: bool = False  # after that
     deleted: bool = False  # by a host, after it was brought
 
     async def bring(self) -> str:
@@ -145,7 +165,7 @@ class _Bringing:
 
     async def _once(self) -> str:
         """Does this, or raises an error if somebody else changes the session meanwhile."""
-        from ..adk import _LATE, _ROOT, _SKEW, _STATE, _kind, _object, event_of
+        from ..adk import _LATE, _ROOT, _SKEW, _STATE, _deltas, _kind, _object, event_of
 
         app, user, name = self.listed.app_name, self.listed.user_id, self.listed.id
         group, shown = adapter.join(_ROOT, app, user), repr("/".join((app, user, name)))
@@ -158,11 +178,11 @@ class _Bringing:
             if not adapter.gone(e):
                 raise
             handle = None
-        was = _Noted.of(r)
+        was, self.here = _Noted.of(r), handle is not None
         if was.at == repr(self.listed.last_update_time):
             return ""
-        self.deleted = self.listed in self.there and not was.at
-        if self.deleted:
+        if self.listed in self.there and not was.at:
+            self.here, self.deleted = False, True
             return ""  # A host has deleted it, and may have made another one.
         if handle:
             loaded = await handle.load(parts=[_STATE])
@@ -170,10 +190,11 @@ class _Bringing:
         whole = await self.source.get_session(app_name=app, user_id=user, session_id=name)
         if whole is None:
             return ""  # Somebody has deleted it since it was listed.
+        stands = repr(whole.last_update_time) if time.time() - whole.last_update_time > 60 else _RECENT
         want = [_text(e) for e in whole.events]
         if len(has) < was.events or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
             return f"session {shown}: its events are others"
-        new, own = whole.events[len(has) :], _object(_states(whole.state)[2])
+        new, own = whole.events[len(has) :], _object(_deltas(whole.state)[2])
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
         now = _Noted(was.hosts or (handle is not None and not was.at), _BEGUN, was.events)
         goes_on = len(has) > len(want) or now.hosts  # A host has made it, or has gone on: the state is what the host has made of it.
@@ -188,7 +209,7 @@ class _Bringing:
             nodes = [NewNode(_kind(e), _text(e)) for e in some]
             commit = Commit(revision, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=[now.instead(r)])
             revision = (await self.there.add(self.listed, handle.turn(commit) if handle else self.client.first_turn(id, commit, group=group))).revision
-            self.changed, self.brought = True, self.brought + len(some)
+            self.changed, self.here, self.brought = True, True, self.brought + len(some)
             handle = handle or await self.client.session(id)
             r = await handle.record(NOTE)
             if _Noted.of(r) != now:
@@ -197,7 +218,7 @@ class _Bringing:
         loaded = await handle.load(parts=[_STATE])
         if [_text(event_of(n.payload)) for n in loaded.nodes][: len(want)] != want or (not goes_on and loaded.contents[_STATE] != own):
             return f"session {shown}: its events or its state are others"
-        now = replace(now, at=repr(whole.last_update_time) if time.time() - whole.last_update_time > 60 else _RECENT, events=max(now.events, len(want)))
+        now = replace(now, at=stands, events=max(now.events, len(want)))
         if now != _Noted.of(r):
             await self.there.add(self.listed, handle.turn(Commit(0, records=[now.instead(r)]), records_only=True))
         return ""
@@ -221,20 +242,25 @@ def _used(events: Iterable[Event]) -> list[Usage]:
     return list(out.values())
 
 
-async def _bring_state(client: AsyncClient, id: str, read: Callable[[], Awaitable[Mapping[str, Any]]]) -> list[tuple[str, str]]:
+async def _bring_state(source: BaseSessionService, client: AsyncClient, owner: _Owner) -> list[tuple[str, str]]:
     """Sets those values of a state that are new, and those that were brought and have changed in the source since. A value is new if it is not there and was never
     brought. Returns the keys of the others, with what is wrong."""
     from ..adk import _STATES
 
-    states = adapter.States(client, _STATES)
+    states, id = adapter.States(client, _STATES), adapter.join("adk", *owner.names)
     note = adapter.short(adapter.join(_BROUGHT, id))
+    listed = {} if owner.changed else owner.shown_with(owner.sessions[0])
     while True:
         versions, there, brought = await states.versions(id), await states.read(id), await states.read(note)
+        with suppress(ValueError):
+            if listed and all(there.get(key) == _content(value) for key, value in listed.items()):
+                return []
+        values = await owner.now(source)  # After what is here, so that it is never older.
         change: dict[str, bytes] = {}
         others = list[tuple[str, str]]()
-        for key, value in (await read()).items():
+        for key, value in values.items():
             try:
-                content = adapter.marshal(value)
+                content = _content(value)
             except ValueError as e:
                 others.append((key, str(e)))
                 continue
@@ -252,6 +278,13 @@ async def _bring_state(client: AsyncClient, id: str, read: Callable[[], Awaitabl
                 raise
             continue  # Somebody has set one of them meanwhile.
         return others
+
+
+def _content(value: Any) -> bytes:
+    """Returns a value of state as it is stored."""
+    from pydantic_core import to_jsonable_python
+
+    return adapter.marshal(to_jsonable_python(value))
 
 
 async def _set(states: adapter.States, id: str, note: str, change: Mapping[str, bytes], versions: Mapping[str, str]) -> list[tuple[str, str]]:
