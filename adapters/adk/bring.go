@@ -38,7 +38,8 @@ const (
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
 // and so is a value of state that somebody has set here. Bring does not bring again what somebody has deleted here since. A
-// service shows the state of users and apps with their sessions only: without a session, Bring does not find it.
+// service shows the state of users and apps with their sessions only: without a session, Bring does not find it. An error of
+// the other service ends Bring.
 func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
@@ -71,10 +72,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 			user.add(&b)
 		}
 		for _, of := range append(owners, all) {
-			if of != all && of.deleted && !of.here {
-				continue // A host has erased the user.
-			}
-			err := s.bringState(ctx, from, of, o.DryRun, out)
+			err := s.bringState(ctx, from, n, of, o.DryRun, out)
 			if name := strings.Join(of.names, "/"); refused(err) {
 				out.Different = append(out.Different, fmt.Sprintf("state of %s: %v", name, err))
 			} else if err != nil {
@@ -130,7 +128,7 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of), Expect: turnstone.NoRecord}}}}
 	}
 	results, err := n.states.Commit(ctx, changes, c)
-	if again(err) && errors.Is(err, turnstone.ErrRecordConflict) { // Perhaps another Bring has noted it.
+	if conflicts(err) && errors.Is(err, turnstone.ErrRecordConflict) { // Perhaps another Bring has noted it.
 		err = cmp.Or(n.read(ctx), err)
 	}
 	if err != nil {
@@ -140,8 +138,8 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 	return results[0], nil
 }
 
-// again reports whether an error says that somebody else has changed or deleted a session: Bring looks at it again then.
-func again(err error) bool {
+// conflicts reports whether an error says that somebody else has changed or deleted a session: Bring looks at it again then.
+func conflicts(err error) bool {
 	other := errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || adapter.Gone(err)
 	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.As(err, new(elsewhere))
 }
@@ -186,8 +184,6 @@ type bringing struct {
 	out  *adapter.Brought
 
 	changed bool // something here
-	here    bool // after that
-	deleted bool // by a host, after it was brought
 }
 
 // bring brings a session. It leaves away one that was brought before and that a host has deleted since. It reads what is here
@@ -195,7 +191,7 @@ type bringing struct {
 func (b *bringing) bring(ctx context.Context) error {
 	for {
 		err := b.once(ctx)
-		if again(err) {
+		if conflicts(err) {
 			continue
 		}
 		if err == nil && !b.changed {
@@ -211,11 +207,10 @@ func (b *bringing) once(ctx context.Context) error {
 		return err
 	}
 	was := notedIn(r)
-	if b.here = h != nil; was.at == standing(b.of) {
+	if was.at == standing(b.of) {
 		return nil
 	}
-	if b.note.known[noteKey(b.of)] && (h == nil || was.at == "") {
-		b.here, b.deleted = false, true
+	if b.note.known[noteKey(b.of)] && was.at == "" {
 		return nil // A host has deleted it, and may have made another one.
 	}
 	want, err := b.wanted(ctx)
@@ -259,7 +254,7 @@ func (b *bringing) once(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.changed, b.here, b.out.Brought, revision = true, true, b.out.Brought+len(some), result.Revision
+		b.changed, b.out.Brought, revision = true, b.out.Brought+len(some), result.Revision
 		if h == nil {
 			if h, err = b.store.Session(ctx, b.id); err != nil {
 				return err

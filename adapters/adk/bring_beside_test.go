@@ -272,7 +272,7 @@ func TestAD23_TwoBringsAtOnceLeaveAwayWhatAHostDeletes(t *testing.T) {
 	}
 }
 
-// before is a store. It calls act just before one of its commits, or right after the commit ahead of that one.
+// before is a store. It calls act just before one of its commits or, with after, right after the commit before that.
 type before struct {
 	turnstone.Factory
 	at    int
@@ -417,7 +417,8 @@ func TestAD23_AnOlderCopyOfTheSourceTakesNothingBack(t *testing.T) {
 type told struct {
 	session.Service
 	list func(*session.ListResponse)
-	get  error
+	get  error // of reads of so many events
+	of   int
 	gets int
 }
 
@@ -430,7 +431,7 @@ func (s *told) List(ctx context.Context, r *session.ListRequest) (*session.ListR
 }
 
 func (s *told) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
-	if s.gets++; s.get != nil {
+	if s.gets++; s.get != nil && r.NumRecentEvents == s.of {
 		return nil, s.get
 	}
 	return s.Service.Get(ctx, r)
@@ -444,7 +445,8 @@ type bare struct {
 
 func (b bare) State() session.State { return b.none }
 
-// Bring brings the state of users and apps also if the list of the service has none. It reads nothing more if nothing is new.
+// Bring brings the state of users and apps also if the list of the service has none. If the list has them, and nothing is new,
+// Bring does not read them again.
 func TestAD23_StateComesFromAServiceThatListsNone(t *testing.T) {
 	var ids []string
 	source := said(t, 0)
@@ -482,9 +484,11 @@ func TestAD23_StateComesFromAServiceThatListsNone(t *testing.T) {
 // An error of the other service ends Bring, whatever errors of a store it matches.
 func TestAD23_AnErrorOfTheOtherServiceIsReturned(t *testing.T) {
 	for _, is := range []error{turnstone.ErrConflict, turnstone.ErrRecordConflict, turnstone.ErrSessionDeleted, turnstone.ErrInvalid, errCut} {
-		_, err := adk.NewSessions(storetest.Memory(t)).Bring(ctx, &told{Service: said(t, 1), get: is}, adapter.BringOptions{}, "app")
-		if !errors.Is(err, is) {
-			t.Errorf("%v: %v", is, err)
+		for _, of := range []int{0, 1} { // the session, or the state of its user
+			_, err := adk.NewSessions(storetest.Memory(t)).Bring(ctx, &told{Service: said(t, 1), get: is, of: of}, adapter.BringOptions{}, "app")
+			if !errors.Is(err, is) {
+				t.Errorf("%v: %v", is, err)
+			}
 		}
 	}
 }
@@ -517,14 +521,91 @@ func TestAD23_ASessionThatCanNotBeStoredHidesNoStateAndBringsNoneBack(t *testing
 			t.Error(err)
 		}
 	}
-	for _, id := range []string{"adk/app/ann/s", "adk/app/ann", "adk-migration/adk%2Fapp%2Fann"} {
-		if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil {
-			t.Fatal(err)
-		}
-	}
+	erase(t, store)
 	bring()
 	if _, err := store.Session(ctx, "adk/app/ann"); !adapter.Gone(err) {
 		t.Errorf("the state of the user is here again: %v", err)
+	}
+}
+
+// erase deletes a session of ann, and all that is known of her.
+func erase(t *testing.T, store turnstone.Factory) {
+	t.Helper()
+	for _, id := range []string{"adk/app/ann/s", "adk/app/ann", "adk-migration/adk%2Fapp%2Fann"} {
+		if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil && !adapter.Gone(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A host erases a user while Bring works, before any of its commits. What was brought of the user does not come again, also not
+// a value of state.
+func TestAD23_AUserWhoIsErasedMeanwhileStaysErased(t *testing.T) {
+	for at := 1; at < 8; at++ { // sessions and notes of two users, their states, and the state of the app
+		source, store, erased := said(t, 1), storetest.Memory(t), false
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: "s", State: map[string]any{"user:mail": "bob@x", "app:n": 1}}); err != nil {
+			t.Fatal(err)
+		}
+		s := adk.NewSessions(&before{store, at, false, func() {
+			_, err := store.Session(ctx, "adk/app/ann/s")
+			erased = err == nil
+			erase(t, store)
+		}})
+		for range 2 {
+			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+				t.Errorf("call %d: %+v, %v", at, b, err)
+			}
+		}
+		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != erased {
+			t.Errorf("call %d, erased %v: %v", at, erased, err)
+		}
+		for id, want := range map[string]bool{"adk/app/ann": !erased, "adk/app/bob": true, "adk/app": true} {
+			if state, err := adapter.NewStates(store, "adk-state").Read(ctx, id); err != nil || (len(state) > 0) != want {
+				t.Errorf("call %d, erased %v: %s: %q, %v", at, erased, id, state, err)
+			}
+		}
+	}
+}
+
+// A host deletes the only session of a user that was brought, and makes another one. State of the user that changes in the
+// source still comes, and a dry run says the same of it.
+func TestAD23_StateOfAUserComesThoughTheSessionsAreOthers(t *testing.T) {
+	source, s := said(t, 1), adk.NewSessions(storetest.Memory(t))
+	bring := func(o adapter.BringOptions) *adapter.Brought {
+		t.Helper()
+		b, err := s.Bring(ctx, source, o, "app")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	bring(adapter.BringOptions{})
+	if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "new", State: map[string]any{"user:name": "the host's"}}); err != nil {
+		t.Fatal(err)
+	}
+	e := session.NewEvent(ctx, "i")
+	e.Actions.StateDelta = map[string]any{"user:mail": "anna@x", "user:more": 1, "user:name": "Anna", "user:odd": make(chan int)}
+	of := got(t, source)
+	if err := source.AppendEvent(ctx, of, e); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		b := bring(adapter.BringOptions{DryRun: dry})
+		if len(b.Different) != 2 || !strings.HasPrefix(b.Different[0], `state "name" of app/ann`) || !strings.HasPrefix(b.Different[1], `state "odd" of app/ann: `) {
+			t.Errorf("dry %v: %q", dry, b.Different)
+		}
+	}
+	made, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "ann", SessionID: "new"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"user:mail": "anna@x", "user:more": "1", "user:name": "the host's"} {
+		if v, err := made.Session.State().Get(key); err != nil || fmt.Sprint(v) != want {
+			t.Errorf("%s is %v, %v", key, v, err)
+		}
 	}
 }
 

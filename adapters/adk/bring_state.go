@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,45 +20,71 @@ type owner struct {
 	names    []string // of the app, and of the user
 	prefix   string   // of the keys of its state
 	sessions []session.Session
-
-	here, deleted, changed bool // one of the sessions, as bringing has it
+	changed  bool // Bring has changed one of them here.
 }
 
 func (o *owner) add(b *bringing) {
 	o.sessions = append(o.sessions, b.of)
-	o.here, o.deleted, o.changed = o.here || b.here, o.deleted || b.deleted, o.changed || b.changed
+	o.changed = o.changed || b.changed
 }
 
-// shownWith returns the state of the owner as it is shown with a session.
-func (o *owner) shownWith(of session.Session) (state, error) {
-	out := state{}
+// shownWith returns the state of the owner as it is shown with a session, and what is wrong with values that can't be stored.
+func (o *owner) shownWith(of session.Session) (values state, odd []string) {
+	values = state{}
 	for key, v := range of.State().All() {
 		if name, ok := strings.CutPrefix(key, o.prefix); ok {
 			value, err := adapter.Marshal(v)
 			if err != nil {
-				return nil, unstorable(fmt.Errorf("state %q: %w", key, err))
+				odd = append(odd, fmt.Sprintf("state %q of %s: %v", name, strings.Join(o.names, "/"), err))
+				continue
 			}
-			out[name] = value
+			values[name] = value
 		}
 	}
-	return out, nil
+	return values, odd
 }
 
-// now returns the state of the owner as it is now. It is empty if its sessions have been deleted since they were listed.
-func (o *owner) now(ctx context.Context, from session.Service) (state, error) {
+// now is shownWith as it is now. There is nothing if the sessions have been deleted since they were listed.
+func (o *owner) now(ctx context.Context, from session.Service) (values state, odd []string, err error) {
 	for _, of := range o.sessions {
 		if is, err := current(ctx, from, of, 1); err != nil {
-			return nil, err
+			return nil, nil, err
 		} else if is != nil {
-			return o.shownWith(is)
+			values, odd = o.shownWith(is)
+			return values, odd, nil
 		}
 	}
-	return nil, nil
+	return nil, nil, nil
+}
+
+// stays returns a commit that fails if a host deletes a session of a user meanwhile that Bring has brought. If hosts have
+// deleted all of these already, stays returns that gone is true.
+func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnstone.SessionCommit, gone bool, err error) {
+	for _, of := range o.sessions {
+		if o.prefix == session.KeyPrefixApp || !n.known[noteKey(of)] {
+			continue
+		}
+		gone = true
+		h, err := s.store.Session(ctx, adapter.Join(sessionRoot, of.AppName(), of.UserID(), of.ID()))
+		var r turnstone.Record
+		if err == nil {
+			r, err = record(ctx, h)
+		}
+		if err != nil && !adapter.Gone(err) {
+			return nil, false, err
+		}
+		if err == nil && r.Version != "" {
+			unchanged := turnstone.RecordChange{Key: broughtKey, Action: turnstone.CheckRecord, Expect: r.Version}
+			return []turnstone.SessionCommit{{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{unchanged}}}}, false, nil
+		}
+	}
+	return nil, gone, nil
 }
 
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
-// A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile.
-func (s *Sessions) bringState(ctx context.Context, from session.Service, o *owner, dry bool, out *adapter.Brought) error {
+// A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile. It brings
+// nothing of a user who was brought, and of whom there is neither a session nor state here: a host has erased the user.
+func (s *Sessions) bringState(ctx context.Context, from session.Service, n note, o *owner, dry bool, out *adapter.Brought) error {
 	id, name := adapter.Join(sessionRoot, o.names...), strings.Join(o.names, "/")
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
 	var listed []turnstone.RecordChange
@@ -83,12 +108,11 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, o *owne
 		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
 			return nil
 		}
-		values, err := o.now(ctx, from) // After what is here, so that it is never older.
+		values, others, err := o.now(ctx, from) // After what is here, so that it is never older.
 		if err != nil {
 			return err
 		}
 		var changes []turnstone.RecordChange
-		var others []string
 		for _, c := range values.changes() {
 			has, known := there[c.Key]
 			switch {
@@ -104,38 +128,45 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, o *owne
 			}
 		}
 		again := false
-		if !dry {
-			again, err = s.setStates(ctx, id, note, changes, func(c turnstone.RecordChange, err error) {
+		if !dry && len(changes) > 0 {
+			check, gone, err := s.stays(ctx, n, o)
+			if err != nil || gone && len(there)+len(brought) == 0 {
+				return err
+			}
+			again, err = s.setStates(ctx, id, note, changes, check, func(c turnstone.RecordChange, err error) {
 				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
 			})
+			if err != nil {
+				return err
+			}
 		}
-		if err != nil || !again {
+		if !again {
 			out.Different = append(out.Different, others...)
-			return err
+			return nil
 		}
 	}
 }
 
-// setStates sets values of a state, and notes them. It calls refused for those that the store refuses. again says that
-// somebody has set one of them meanwhile.
-func (s *Sessions) setStates(ctx context.Context, id, note string, changes []turnstone.RecordChange, refused func(turnstone.RecordChange, error)) (again bool, err error) {
+// setStates sets values of a state, and notes them, in batches with a check. It calls refused for those that the store refuses.
+// again says that somebody has set one of them meanwhile, or that the check has failed.
+func (s *Sessions) setStates(ctx context.Context, id, note string, changes []turnstone.RecordChange, check []turnstone.SessionCommit, refused func(turnstone.RecordChange, error)) (again bool, err error) {
 	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
 		var notes []turnstone.RecordChange
 		for _, c := range some {
 			notes = append(notes, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value))})
 		}
-		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}})
+		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}}, check...)
 		switch bad := adapter.Refused(err); {
 		case err == nil:
 		case bad && len(some) == 1:
 			refused(some[0], err)
 		case bad:
 			for _, c := range some {
-				if again, err := s.setStates(ctx, id, note, []turnstone.RecordChange{c}, refused); again || err != nil {
+				if again, err := s.setStates(ctx, id, note, []turnstone.RecordChange{c}, check, refused); again || err != nil {
 					return again, err
 				}
 			}
-		case errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown):
+		case conflicts(err):
 			return true, nil
 		default:
 			return false, err

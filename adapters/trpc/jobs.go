@@ -50,7 +50,7 @@ func (j *jobs) later(request context.Context, of *session.Session, what string, 
 func workerOf(of *session.Session) int { return int(uint(of.Hash) % workers) }
 
 // add reports whether a job will be done: it is not if there are too many, or after close. Then the caller does it, and calls
-// done: close, if it is later, waits for that.
+// done after it: a close that comes meanwhile waits for that.
 func (j *jobs) add(worker int, job func()) (added bool, done func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -299,8 +299,8 @@ func (m *Memory) SearchMemories(ctx context.Context, of memory.UserKey, query st
 // Tools implements memory.Service.
 func (m *Memory) Tools() []tool.Tool { return slices.Clone(m.tools) }
 
-// Close waits for all extractions that were asked for before. A request that asks for one later does it itself, and nothing
-// waits for that. The store stays open.
+// Close waits for the memories that EnqueueAutoMemoryJob was asked for before. Later calls of it extract theirs themselves, and
+// nothing waits for these. The store stays open.
 func (m *Memory) Close() error {
 	m.jobs.close()
 	return nil

@@ -422,7 +422,8 @@ func (s *Sessions) GetTrackEvents(ctx context.Context, key session.Key, track se
 	return out, nil
 }
 
-// Close waits for all summaries that were asked for before. The store stays open.
+// Close waits for the summaries that EnqueueSummaryJob was asked for before. Later calls of it make theirs themselves, and
+// nothing waits for these. The store stays open.
 func (s *Sessions) Close() error {
 	s.jobs.close()
 	return nil

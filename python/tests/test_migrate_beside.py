@@ -7,9 +7,10 @@ import copy
 import itertools
 import json
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions import InMemorySessionService
 
-from turnstonedb import AsyncClient, Client, NewNode
+from turnstonedb import AsyncClient, Client, ConflictError, NewNode, NotFoundError
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.migrate import adk, agents
@@ -155,6 +156,77 @@ async def test_state_of_adk_comes_from_a_service_that_lists_none(tmp_path: Path,
             assert (await adk(source, client, ["a"])).different == []
             assert await has(client) == [1] * 5
     assert next(reads) == (3 if lists else 5)  # The session and the states with it, and then the states that are not in the list.
+
+
+@pytest.mark.asyncio
+async def test_a_user_of_adk_who_is_erased_meanwhile_stays_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever commit of a migration is the next: what was brought of the user does not come again, also not a value of state."""
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        commit_all, states = client.commit_all, States(client, "adk-state")
+        for at in range(1, 8):  # sessions and notes of two users, their states, and the state of the app
+            app, source, calls, erased = f"a{at}", InMemorySessionService(), itertools.count(1), False  # type: ignore[no-untyped-call]
+            for user in ("ann", "bob"):
+                await source.create_session(app_name=app, user_id=user, session_id="s", state={"user:mail": f"{user}@x", "app:n": 1})
+
+            async def erase(*commits: Any, app: str = app, at: int = at, calls: Iterator[int] = calls) -> Any:
+                nonlocal erased
+                if next(calls) == at:
+                    with suppress(NotFoundError):
+                        await client.session(f"adk/{app}/ann/s")
+                        erased = True
+                    for id in (f"adk/{app}/ann/s", f"adk/{app}/ann", f"adk-migration/adk%2F{app}%2Fann"):
+                        await client.delete(id)
+                return await commit_all(*commits)
+
+            monkeypatch.setattr(client, "commit_all", erase)
+            for _ in range(2):
+                assert (await adk(source, client, [app])).different == []
+            monkeypatch.setattr(client, "commit_all", commit_all)
+            listed = (await TurnstoneSessions(client).list_sessions(app_name=app)).sessions
+            assert sorted(s.user_id for s in listed) == (["bob"] if erased else ["ann", "bob"])
+            assert bool(await states.read(f"adk/{app}/ann")) != erased
+            assert await states.read(f"adk/{app}/bob") and await states.read(f"adk/{app}")
+
+
+@pytest.mark.asyncio
+async def test_state_of_a_user_of_adk_comes_though_the_sessions_are_others(tmp_path: Path) -> None:
+    """A dry run says the same of it."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    session = await source.create_session(app_name="a", user_id="u", session_id="s", state={"user:mail": "ann@x", "user:name": "Ann"})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        target = TurnstoneSessions(client)
+        await adk(source, client, ["a"])
+        await target.delete_session(app_name="a", user_id="u", session_id="s")
+        await target.create_session(app_name="a", user_id="u", session_id="new", state={"user:name": "the host's"})
+        await source.append_event(session, Event(author="user", actions=EventActions(state_delta={"user:mail": "anna@x", "user:more": 1, "user:name": "Anna"})))
+        for dry_run in (True, False):
+            assert (await adk(source, client, ["a"], dry_run=dry_run)).different == ["state 'name' of 'a/u' is another one"]
+        [left] = (await target.list_sessions(app_name="a")).sessions
+        assert left.state == {"user:mail": "anna@x", "user:more": 1, "user:name": "the host's"}
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_source_of_adk_is_raised_but_for_a_session_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Counting()  # type: ignore[no-untyped-call]
+    odd = await source.create_session(app_name="a", user_id="odd", session_id="s")
+    await source.append_event(odd, Event(author="user", timestamp=1.0))  # The list has it first.
+    await source.count(1)
+    get_session, raised = source.get_session, cast("Exception | None", None)
+
+    async def get(**kw: Any) -> Any:
+        if raised and kw["user_id"] == "odd":
+            raise raised
+        return await get_session(**kw)
+
+    monkeypatch.setattr(source, "get_session", get)
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        for error in (ConflictError("no", {}), NotFoundError("no", {"kind": "session-deleted"}), OSError("no")):
+            raised = error
+            with pytest.raises((RuntimeError, OSError), match="no"):
+                await adk(source, client, ["a"])
+        raised = ValueError("an odd event")
+        assert (await adk(source, client, ["a"])).different == ["session 'a/odd/s': an odd event", "state of 'a/odd': an odd event"]
+        assert await has(client) == [1] * 5
 
 
 def say(path: Path, *texts: str) -> None:

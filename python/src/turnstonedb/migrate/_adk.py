@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,18 +40,16 @@ async def adk(source: BaseSessionService, client: AsyncClient, apps: Iterable[st
             try:
                 different = await of.bring()
                 report.add(unchanged=not of.changed and not different, brought=of.brought, different=different)
-            except (ValueError, InvalidError) as e:  # what the store refuses
+            except (ValueError, InvalidError) as e:  # what can't be read, or what the store refuses
                 report.add(brought=of.brought, different=f"session {adapter.cut('/'.join((app, s.user_id, s.id)), 200)!r}: {e}")
             whole.add(of)
             users.setdefault(s.user_id, _Owner((app, s.user_id), State.USER_PREFIX)).add(of)
             if progress:
                 progress(report)
-        for owner in [] if dry_run or not users else [*users.values(), whole]:
-            if owner is not whole and owner.deleted and not owner.here:
-                continue  # A host has erased the user.
+        for owner in [*users.values(), whole] if users else []:
             name = adapter.cut("/".join(owner.names), 200)
             try:
-                report.different += [f"state {key!r} of {name!r} {why}" for key, why in await _bring_state(source, client, owner)]
+                report.different += [f"state {key!r} of {name!r} {why}" for key, why in await _bring_state(source, client, there, owner, dry_run)]
             except (ValueError, InvalidError) as e:
                 report.different.append(f"state of {name!r}: {e}")
     return report
@@ -64,14 +62,10 @@ class _Owner:
     names: tuple[str, ...]  # of the app, and of the user
     prefix: str  # of the keys of its state
     sessions: list[Session] = field(default_factory=list)
-    here: bool = False  # one of the sessions, as _Bringing has it
-    deleted: bool = False
-    changed: bool = False
+    changed: bool = False  # The migration has changed one of them here.
 
     def add(self, of: _Bringing) -> None:
         self.sessions.append(of.listed)
-        self.here |= of.here
-        self.deleted |= of.deleted
         self.changed |= of.changed
 
     def shown_with(self, s: Session) -> dict[str, Any]:
@@ -79,13 +73,46 @@ class _Owner:
 
     async def now(self, source: BaseSessionService) -> dict[str, Any]:
         """Returns its state as it is now. It is empty if its sessions have been deleted since they were listed."""
-        from google.adk.sessions.base_session_service import GetSessionConfig
-
+        unread = None
         for s in self.sessions:
-            last = GetSessionConfig(num_recent_events=1)
-            if is_now := await source.get_session(app_name=s.app_name, user_id=s.user_id, session_id=s.id, config=last):
-                return self.shown_with(is_now)
+            try:
+                if is_now := await _current(source, s, 1):
+                    return self.shown_with(is_now)
+            except ValueError as e:  # Its last event can't be read.
+                unread = e
+        if unread:
+            raise unread
         return {}
+
+    async def stays(self, client: AsyncClient, there: _Brought) -> tuple[Sequence[Any], bool]:
+        """Returns a commit that fails if a host deletes a session of a user meanwhile that was brought, and whether hosts have deleted all of these already."""
+        from ..adk import _ROOT
+
+        gone = False
+        for s in self.sessions if len(self.names) > 1 else ():
+            if s in there:
+                gone = True
+                try:
+                    handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
+                    r = await handle.record(NOTE)
+                except NotFoundError as e:
+                    if not adapter.gone(e):
+                        raise
+                    continue
+                if r:
+                    return (handle.turn(Commit(0, records=[RecordChange.check(NOTE, r.version)]), records_only=True),), False
+        return (), gone
+
+
+async def _current(source: BaseSessionService, s: Session, events: int) -> Session | None:
+    """Returns a session of the source as it is now, with that many of its last events, or all if events is 0. Returns None if somebody has deleted it."""
+    from google.adk.sessions.base_session_service import GetSessionConfig
+
+    last = GetSessionConfig(num_recent_events=events) if events else None
+    try:
+        return await source.get_session(app_name=s.app_name, user_id=s.user_id, session_id=s.id, config=last)
+    except (ConflictError, RecordConflictError, NotFoundError, InvalidError) as e:
+        raise RuntimeError(f"the source: {e}") from e  # It says nothing of what is here.
 
 
 class _Brought:
@@ -150,8 +177,6 @@ class _Bringing:
     dry_run: bool
     brought: int = 0  # events
     changed: bool = False  # something here
-    here: bool = False  # after that
-    deleted: bool = False  # by a host, after it was brought
 
     async def bring(self) -> str:
         """Brings what is not there, and verifies it. Returns what differs. It reads what is here before it reads the source, and stores only if that is still so:
@@ -178,16 +203,15 @@ class _Bringing:
             if not adapter.gone(e):
                 raise
             handle = None
-        was, self.here = _Noted.of(r), handle is not None
+        was = _Noted.of(r)
         if was.at == repr(self.listed.last_update_time):
             return ""
         if self.listed in self.there and not was.at:
-            self.here, self.deleted = False, True
             return ""  # A host has deleted it, and may have made another one.
         if handle:
             loaded = await handle.load(parts=[_STATE])
             revision, has, state = loaded.revision, [_text(event_of(n.payload)) for n in loaded.nodes], loaded.contents.get(_STATE, b"")
-        whole = await self.source.get_session(app_name=app, user_id=user, session_id=name)
+        whole = await _current(self.source, self.listed, 0)
         if whole is None:
             return ""  # Somebody has deleted it since it was listed.
         stands = repr(whole.last_update_time) if time.time() - whole.last_update_time > 60 else _RECENT
@@ -209,7 +233,7 @@ class _Bringing:
             nodes = [NewNode(_kind(e), _text(e)) for e in some]
             commit = Commit(revision, nodes, secrets.token_hex(16), checkpoint=parts, usage=_used(some), records=[now.instead(r)])
             revision = (await self.there.add(self.listed, handle.turn(commit) if handle else self.client.first_turn(id, commit, group=group))).revision
-            self.changed, self.here, self.brought = True, True, self.brought + len(some)
+            self.changed, self.brought = True, self.brought + len(some)
             handle = handle or await self.client.session(id)
             r = await handle.record(NOTE)
             if _Noted.of(r) != now:
@@ -242,9 +266,10 @@ def _used(events: Iterable[Event]) -> list[Usage]:
     return list(out.values())
 
 
-async def _bring_state(source: BaseSessionService, client: AsyncClient, owner: _Owner) -> list[tuple[str, str]]:
+async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _Brought, owner: _Owner, dry_run: bool) -> list[tuple[str, str]]:
     """Sets those values of a state that are new, and those that were brought and have changed in the source since. A value is new if it is not there and was never
-    brought. Returns the keys of the others, with what is wrong."""
+    brought. It sets nothing of a user who was brought, and of whom there is neither a session nor state: a host has erased the user. Returns the keys of the others,
+    with what is wrong."""
     from ..adk import _STATES
 
     states, id = adapter.States(client, _STATES), adapter.join("adk", *owner.names)
@@ -270,13 +295,18 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, owner: _
                 others.append((key, "is another one"))
             else:
                 change[key] = content
+        if dry_run or not change:
+            return others
+        check, gone = await owner.stays(client, known)
+        if gone and not there and not brought:
+            return []
         try:
             for some in adapter.in_commits(change.items(), lambda of: len(of[1]), 100):
-                others += await _set(states, id, note, dict(some), versions)
-        except RecordConflictError as e:
-            if e.outcome_unknown:
+                others += await _set(states, id, note, dict(some), versions, check)
+        except (RecordConflictError, NotFoundError) as e:
+            if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
-            continue  # Somebody has set one of them meanwhile.
+            continue  # Somebody has set one of them meanwhile, or has deleted the session.
         return others
 
 
@@ -287,15 +317,15 @@ def _content(value: Any) -> bytes:
     return adapter.marshal(to_jsonable_python(value))
 
 
-async def _set(states: adapter.States, id: str, note: str, change: Mapping[str, bytes], versions: Mapping[str, str]) -> list[tuple[str, str]]:
+async def _set(states: adapter.States, id: str, note: str, change: Mapping[str, bytes], versions: Mapping[str, str], check: Sequence[Any]) -> list[tuple[str, str]]:
     """Sets values of a state, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
     expected = {id: {k: versions.get(k, "none") for k in change}}
     try:
-        await states.commit({id: change, note: {k: _digest(v) for k, v in change.items()}}, expected=expected)
+        await states.commit({id: change, note: {k: _digest(v) for k, v in change.items()}}, *check, expected=expected)
     except (ValueError, InvalidError) as e:
         if len(change) == 1:
             return [(k, str(e)) for k in change]
-        return [refused for k, v in change.items() for refused in await _set(states, id, note, {k: v}, versions)]
+        return [refused for k, v in change.items() for refused in await _set(states, id, note, {k: v}, versions, check)]
     return []
 
 
