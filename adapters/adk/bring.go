@@ -38,8 +38,8 @@ const (
 // Bring brings all sessions of apps from another session service, for example the kit's on a database, with the states of
 // their users and of the apps. They keep their ids, events and times. A session that has other events here is left alone,
 // and so is a value of state that somebody has set here. Bring does not bring again what somebody has deleted here since. A
-// service shows the state of users and apps with their sessions only: without a session, Bring does not find it. An error of
-// the other service ends Bring.
+// service shows the state of users and apps with their sessions only: without a session, Bring does not find it. If the other
+// service can't read what it lists, Bring ends with its error.
 func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.BringOptions, apps ...string) (*adapter.Brought, error) {
 	out := &adapter.Brought{}
 	for _, app := range apps {
@@ -207,6 +207,11 @@ func (b *bringing) once(ctx context.Context) error {
 		return err
 	}
 	was := notedIn(r)
+	if was.at != "" && !b.note.known[noteKey(b.of)] { // Another Bring has brought it.
+		if err := b.note.read(ctx); err != nil {
+			return err
+		}
+	}
 	if was.at == standing(b.of) {
 		return nil
 	}

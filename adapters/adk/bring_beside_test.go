@@ -420,6 +420,8 @@ type told struct {
 	get  error // of reads of so many events
 	of   int
 	gets int
+	// ahead is called ahead of each read.
+	ahead func(*session.GetRequest)
 }
 
 func (s *told) List(ctx context.Context, r *session.ListRequest) (*session.ListResponse, error) {
@@ -431,7 +433,10 @@ func (s *told) List(ctx context.Context, r *session.ListRequest) (*session.ListR
 }
 
 func (s *told) Get(ctx context.Context, r *session.GetRequest) (*session.GetResponse, error) {
-	if s.gets++; s.get != nil && r.NumRecentEvents == s.of {
+	if s.gets++; s.ahead != nil {
+		s.ahead(r)
+	}
+	if s.get != nil && r.NumRecentEvents == s.of {
 		return nil, s.get
 	}
 	return s.Service.Get(ctx, r)
@@ -538,31 +543,121 @@ func erase(t *testing.T, store turnstone.Factory) {
 	}
 }
 
-// A host erases a user while Bring works, before any of its commits. What was brought of the user does not come again, also not
-// a value of state.
+// A host erases a user while Bring works, before any of its commits or reads. What was brought of the user does not come again,
+// also not a value of state, whether a part was brought before, and whether the sessions were deleted before.
 func TestAD23_AUserWhoIsErasedMeanwhileStaysErased(t *testing.T) {
-	for at := 1; at < 8; at++ { // sessions and notes of two users, their states, and the state of the app
-		source, store, erased := said(t, 1), storetest.Memory(t), false
-		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: "s", State: map[string]any{"user:mail": "bob@x", "app:n": 1}}); err != nil {
-			t.Fatal(err)
+	for _, c := range []struct {
+		name            string
+		known, sessions bool // some was brought before, and the session was deleted then
+		reads           bool
+		moments         int
+	}{
+		{name: "at a commit", moments: 7}, // sessions and notes of two users, their states, and the state of the app
+		{name: "at a read", reads: true, moments: 5},
+		{name: "at a commit, of one who was brought", known: true, moments: 3},
+		{name: "at a read, of one who was brought", known: true, reads: true, moments: 4},
+		{name: "at a commit, of one without sessions", known: true, sessions: true, moments: 1},
+		{name: "at a read, of one without sessions", known: true, sessions: true, reads: true, moments: 3},
+	} {
+		for at := 1; at <= c.moments; at++ {
+			t.Run(fmt.Sprint(c.name, " ", at), func(t *testing.T) {
+				source, store, came, acted := said(t, 1), storetest.Memory(t), c.known, false
+				if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: "s", State: map[string]any{"user:mail": "bob@x", "app:n": 1}}); err != nil {
+					t.Fatal(err)
+				}
+				host := adk.NewSessions(store)
+				if c.known {
+					if _, err := host.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+						t.Fatal(err)
+					}
+					e := session.NewEvent(ctx, "i")
+					e.Actions.StateDelta = map[string]any{"user:more": 1}
+					if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if c.sessions {
+					if err := host.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				act := func() {
+					_, err := store.Session(ctx, "adk/app/ann/s")
+					came, acted = came || err == nil, true
+					erase(t, store)
+				}
+				from, to := &told{Service: source}, &before{Factory: store, at: at, act: act}
+				if c.reads {
+					to.at = 0
+					from.ahead = func(*session.GetRequest) {
+						if from.gets == at {
+							act()
+						}
+					}
+				}
+				s := adk.NewSessions(to)
+				for range 2 {
+					if b, err := s.Bring(ctx, from, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+						t.Errorf("%+v, %v", b, err)
+					}
+				}
+				if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != came || !acted {
+					t.Errorf("came %v, acted %v: %v", came, acted, err)
+				}
+				for id, want := range map[string]bool{"adk/app/ann": !came, "adk/app/bob": true, "adk/app": true} {
+					if state, err := adapter.NewStates(store, "adk-state").Read(ctx, id); err != nil || (len(state) > 0) != want {
+						t.Errorf("came %v: %s: %q, %v", came, id, state, err)
+					}
+				}
+			})
 		}
-		s := adk.NewSessions(&before{store, at, false, func() {
-			_, err := store.Session(ctx, "adk/app/ann/s")
-			erased = err == nil
+	}
+}
+
+// A Bring that finds what another one has brought knows that, also if a host erases the user then.
+func TestAD23_WhatAnotherBringHasBroughtIsErasedAsWell(t *testing.T) {
+	source, store := said(t, 1), storetest.Memory(t)
+	if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	other := adk.NewSessions(store)
+	from := &told{Service: source}
+	from.ahead = func(r *session.GetRequest) {
+		if r.UserID == "bob" {
+			from.ahead = nil
 			erase(t, store)
-		}})
-		for range 2 {
-			if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
-				t.Errorf("call %d: %+v, %v", at, b, err)
-			}
 		}
-		if _, err := store.Session(ctx, "adk/app/ann/s"); adapter.Gone(err) != erased {
-			t.Errorf("call %d, erased %v: %v", at, erased, err)
+	}
+	_, err := adk.NewSessions(&before{Factory: store, at: 1, act: func() {
+		if _, err := other.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+			t.Error(err)
 		}
-		for id, want := range map[string]bool{"adk/app/ann": !erased, "adk/app/bob": true, "adk/app": true} {
-			if state, err := adapter.NewStates(store, "adk-state").Read(ctx, id); err != nil || (len(state) > 0) != want {
-				t.Errorf("call %d, erased %v: %s: %q, %v", at, erased, id, state, err)
-			}
+	}}).Bring(ctx, from, adapter.BringOptions{}, "app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state, err := adapter.NewStates(store, "adk-state").Read(ctx, "adk/app/ann"); err != nil || len(state) > 0 {
+		t.Errorf("%q, %v", state, err)
+	}
+}
+
+// A value of state that can't be stored is named by each call.
+func TestAD23_AnOddValueIsNamedEachTime(t *testing.T) {
+	source, s := said(t, 1), adk.NewSessions(storetest.Memory(t))
+	if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	e := session.NewEvent(ctx, "i")
+	e.Actions.StateDelta = map[string]any{"user:odd": make(chan int)}
+	if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false, false, true} {
+		if b, err := s.Bring(ctx, source, adapter.BringOptions{DryRun: dry}, "app"); err != nil || len(b.Different) != 1 {
+			t.Errorf("%+v, %v", b, err)
 		}
 	}
 }

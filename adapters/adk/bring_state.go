@@ -2,10 +2,12 @@ package adk
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -57,8 +59,8 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 	return nil, nil, nil
 }
 
-// stays returns a commit that fails if a host deletes a session of a user meanwhile that Bring has brought. If hosts have
-// deleted all of these already, stays returns that gone is true.
+// stays returns a commit that fails if a host deletes meanwhile the first session of a user that is here and was brought. If
+// hosts have deleted all that were brought, gone is true.
 func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnstone.SessionCommit, gone bool, err error) {
 	for _, of := range o.sessions {
 		if o.prefix == session.KeyPrefixApp || !n.known[noteKey(of)] {
@@ -83,16 +85,21 @@ func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnsto
 
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
 // A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile. It brings
-// nothing of a user who was brought, and of whom there is neither a session nor state here: a host has erased the user.
+// nothing of a user if hosts have deleted all that was brought, sessions and values: the user is erased.
 func (s *Sessions) bringState(ctx context.Context, from session.Service, n note, o *owner, dry bool, out *adapter.Brought) error {
 	id, name := adapter.Join(sessionRoot, o.names...), strings.Join(o.names, "/")
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
 	var listed []turnstone.RecordChange
 	if !o.changed && len(o.sessions) > 0 {
-		values, _ := o.shownWith(o.sessions[0])
-		listed = values.changes()
+		if values, odd := o.shownWith(o.sessions[0]); len(odd) == 0 {
+			listed = values.changes()
+		}
 	}
 	for {
+		check, gone, err := s.stays(ctx, n, o) // Before all reads: it stands for them.
+		if err != nil {
+			return err
+		}
 		versions, err := s.states.Versions(ctx, id)
 		if err != nil {
 			return err
@@ -101,8 +108,12 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		if err != nil {
 			return err
 		}
-		brought, err := s.states.Read(ctx, note)
+		noted, err := s.states.Versions(ctx, note)
 		if err != nil {
+			return err
+		}
+		brought, err := s.states.Read(ctx, note)
+		if err != nil || gone && len(brought) == 0 {
 			return err
 		}
 		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
@@ -128,14 +139,14 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 			}
 		}
 		again := false
-		if !dry && len(changes) > 0 {
-			check, gone, err := s.stays(ctx, n, o)
-			if err != nil || gone && len(there)+len(brought) == 0 {
-				return err
-			}
-			again, err = s.setStates(ctx, id, note, changes, check, func(c turnstone.RecordChange, err error) {
+		if !dry {
+			b := batch{id: id, note: note, noted: noted, check: check, refused: func(c turnstone.RecordChange, err error) {
 				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
-			})
+			}}
+			if gone {
+				b.kept = brought
+			}
+			again, err = s.setStates(ctx, b, changes)
 			if err != nil {
 				return err
 			}
@@ -147,22 +158,38 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 	}
 }
 
-// setStates sets values of a state, and notes them, in batches with a check. It calls refused for those that the store refuses.
-// again says that somebody has set one of them meanwhile, or that the check has failed.
-func (s *Sessions) setStates(ctx context.Context, id, note string, changes []turnstone.RecordChange, check []turnstone.SessionCommit, refused func(turnstone.RecordChange, error)) (again bool, err error) {
+// batch is how values of a state are set.
+type batch struct {
+	id, note string                             // of the state, and of the one with its notes
+	noted    map[string]turnstone.RecordVersion // of the notes
+	kept     map[string][]byte                  // notes of which one is set again, so that nothing is stored if they are deleted meanwhile
+	check    []turnstone.SessionCommit          // with the same purpose
+	refused  func(turnstone.RecordChange, error)
+}
+
+// setStates sets values of a state, and notes them. It calls refused for those that the store refuses. again says that somebody
+// has set one of them meanwhile, or that the check has failed.
+func (s *Sessions) setStates(ctx context.Context, b batch, changes []turnstone.RecordChange) (again bool, err error) {
 	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
-		var notes []turnstone.RecordChange
-		for _, c := range some {
-			notes = append(notes, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value))})
+		notes := map[string][]byte{}
+		for _, key := range slices.Sorted(maps.Keys(b.kept))[:min(1, len(b.kept))] {
+			notes[key] = b.kept[key]
 		}
-		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: some}, {ID: note, Values: notes}}, check...)
+		for _, c := range some {
+			notes[c.Key] = []byte(sumOf(c.Value))
+		}
+		var sets []turnstone.RecordChange
+		for key, value := range notes {
+			sets = append(sets, turnstone.RecordChange{Key: key, Value: value, Expect: cmp.Or(b.noted[key], turnstone.NoRecord)})
+		}
+		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: b.id, Values: some}, {ID: b.note, Values: sets}}, b.check...)
 		switch bad := adapter.Refused(err); {
 		case err == nil:
 		case bad && len(some) == 1:
-			refused(some[0], err)
+			b.refused(some[0], err)
 		case bad:
 			for _, c := range some {
-				if again, err := s.setStates(ctx, id, note, []turnstone.RecordChange{c}, check, refused); again || err != nil {
+				if again, err := s.setStates(ctx, b, []turnstone.RecordChange{c}); again || err != nil {
 					return again, err
 				}
 			}

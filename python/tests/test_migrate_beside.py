@@ -158,34 +158,90 @@ async def test_state_of_adk_comes_from_a_service_that_lists_none(tmp_path: Path,
     assert next(reads) == (3 if lists else 5)  # The session and the states with it, and then the states that are not in the list.
 
 
-@pytest.mark.asyncio
-async def test_a_user_of_adk_who_is_erased_meanwhile_stays_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever commit of a migration is the next: what was brought of the user does not come again, also not a value of state."""
-    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
-        commit_all, states = client.commit_all, States(client, "adk-state")
-        for at in range(1, 8):  # sessions and notes of two users, their states, and the state of the app
-            app, source, calls, erased = f"a{at}", InMemorySessionService(), itertools.count(1), False  # type: ignore[no-untyped-call]
-            for user in ("ann", "bob"):
-                await source.create_session(app_name=app, user_id=user, session_id="s", state={"user:mail": f"{user}@x", "app:n": 1})
+async def erase(client: AsyncClient, app: str = "a") -> None:
+    for id in (f"adk/{app}/ann/s", f"adk/{app}/ann", f"adk-migration/adk%2F{app}%2Fann"):
+        await client.delete(id)
 
-            async def erase(*commits: Any, app: str = app, at: int = at, calls: Iterator[int] = calls) -> Any:
-                nonlocal erased
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("reads", "known", "sessions", "moments"),
+    # Commits are those of sessions and notes of two users, of their states and that of the app.
+    [(False, False, True, 7), (True, False, True, 5), (False, True, True, 3), (True, True, True, 3), (False, True, False, 1), (True, True, False, 1)],
+)
+async def test_a_user_of_adk_who_is_erased_meanwhile_stays_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool, known: bool, sessions: bool, moments: int
+) -> None:
+    """Whichever commit, or read of the source, is the next: what was brought of the user does not come again, also not a value of state. A part may have been brought
+    before, and a host may have deleted the sessions before."""
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        target, states = TurnstoneSessions(client), States(client, "adk-state")
+        for at in range(1, moments + 1):
+            app, source, calls, came, acted = f"a{at}", InMemorySessionService(), itertools.count(1), known, False  # type: ignore[no-untyped-call]
+            for user in ("ann", "bob"):
+                session = await source.create_session(app_name=app, user_id=user, session_id="s", state={"user:mail": f"{user}@x", "app:n": 1})
+                await source.append_event(session, Event(author="user", timestamp=1.7e9))
+            if known:
+                await adk(source, client, [app])
+                session = await source.get_session(app_name=app, user_id="ann", session_id="s") or session
+                await source.append_event(session, Event(author="user", timestamp=1.7e9 + 1, actions=EventActions(state_delta={"user:more": 1})))
+            if not sessions:
+                await target.delete_session(app_name=app, user_id="ann", session_id="s")
+
+            async def act(app: str = app, at: int = at, calls: Iterator[int] = calls) -> None:
+                nonlocal came, acted
                 if next(calls) == at:
+                    acted = True
                     with suppress(NotFoundError):
                         await client.session(f"adk/{app}/ann/s")
-                        erased = True
-                    for id in (f"adk/{app}/ann/s", f"adk/{app}/ann", f"adk-migration/adk%2F{app}%2Fann"):
-                        await client.delete(id)
+                        came = True
+                    await erase(client, app)
+
+            commit_all, get_session = client.commit_all, source.get_session
+
+            async def commit(*commits: Any, commit_all: Any = commit_all, act: Any = act) -> Any:
+                await act()
                 return await commit_all(*commits)
 
-            monkeypatch.setattr(client, "commit_all", erase)
-            for _ in range(2):
-                assert (await adk(source, client, [app])).different == []
-            monkeypatch.setattr(client, "commit_all", commit_all)
-            listed = (await TurnstoneSessions(client).list_sessions(app_name=app)).sessions
-            assert sorted(s.user_id for s in listed) == (["bob"] if erased else ["ann", "bob"])
-            assert bool(await states.read(f"adk/{app}/ann")) != erased
+            async def get(*, get_session: Any = get_session, act: Any = act, **kw: Any) -> Any:
+                await act()
+                return await get_session(**kw)
+
+            with monkeypatch.context() as m:
+                m.setattr(*((source, "get_session", get) if reads else (client, "commit_all", commit)))
+                for _ in range(2):
+                    assert (await adk(source, client, [app])).different == []
+            assert acted
+            listed = (await target.list_sessions(app_name=app)).sessions
+            assert sorted(s.user_id for s in listed) == (["bob"] if came else ["ann", "bob"])
+            assert bool(await states.read(f"adk/{app}/ann")) != came
             assert await states.read(f"adk/{app}/bob") and await states.read(f"adk/{app}")
+
+
+@pytest.mark.asyncio
+async def test_what_another_migration_of_adk_has_brought_is_erased_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is brought first while this one works, and then erased."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    for user in ("ann", "bob"):
+        await source.create_session(app_name="a", user_id=user, session_id="s", state={"user:mail": user})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        commit_all, get_session = client.commit_all, source.get_session
+
+        async def beside(*commits: Any) -> Any:
+            monkeypatch.setattr(client, "commit_all", commit_all)
+            assert (await adk(source, client, ["a"])).found == 2
+            monkeypatch.setattr(source, "get_session", get)
+            return await commit_all(*commits)
+
+        async def get(**kw: Any) -> Any:
+            if kw["user_id"] == "bob":
+                monkeypatch.setattr(source, "get_session", get_session)
+                await erase(client)
+            return await get_session(**kw)
+
+        monkeypatch.setattr(client, "commit_all", beside)
+        await adk(source, client, ["a"])
+        assert await States(client, "adk-state").read("adk/a/bob") and not await States(client, "adk-state").read("adk/a/ann")
 
 
 @pytest.mark.asyncio

@@ -85,7 +85,8 @@ class _Owner:
         return {}
 
     async def stays(self, client: AsyncClient, there: _Brought) -> tuple[Sequence[Any], bool]:
-        """Returns a commit that fails if a host deletes a session of a user meanwhile that was brought, and whether hosts have deleted all of these already."""
+        """Returns a commit that fails if a host deletes meanwhile the first session of a user that is here and was brought, and whether hosts have deleted all that
+        were brought."""
         from ..adk import _ROOT
 
         gone = False
@@ -128,6 +129,9 @@ class _Brought:
         states, id = adapter.States(client, _STATES), adapter.short(adapter.join(_BROUGHT, "sessions", app))
         return cls(states, id, await states.read(id))
 
+    async def read(self) -> None:
+        self._known |= set(await self._states.read(self._id))
+
     def __contains__(self, s: Session) -> bool:
         return self._key(s) in self._known
 
@@ -140,7 +144,7 @@ class _Brought:
         try:
             result = (await self._states.commit(new, commit, expected={id: dict.fromkeys(keys, "none") for id, keys in new.items()}))[0]
         except RecordConflictError:
-            self._known |= set(await self._states.read(self._id))  # Perhaps another migration has noted it.
+            await self.read()  # Perhaps another migration has noted it.
             raise
         self._known.add(self._key(s))
         return result
@@ -204,6 +208,8 @@ class _Bringing:
                 raise
             handle = None
         was = _Noted.of(r)
+        if was.at and self.listed not in self.there:  # Another migration has brought it.
+            await self.there.read()
         if was.at == repr(self.listed.last_update_time):
             return ""
         if self.listed in self.there and not was.at:
@@ -268,15 +274,19 @@ def _used(events: Iterable[Event]) -> list[Usage]:
 
 async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _Brought, owner: _Owner, dry_run: bool) -> list[tuple[str, str]]:
     """Sets those values of a state that are new, and those that were brought and have changed in the source since. A value is new if it is not there and was never
-    brought. It sets nothing of a user who was brought, and of whom there is neither a session nor state: a host has erased the user. Returns the keys of the others,
-    with what is wrong."""
+    brought. It sets nothing of a user if hosts have deleted all that was brought, sessions and values: the user is erased. Returns the keys of the others, with what is
+    wrong."""
     from ..adk import _STATES
 
     states, id = adapter.States(client, _STATES), adapter.join("adk", *owner.names)
     note = adapter.short(adapter.join(_BROUGHT, id))
     listed = {} if owner.changed else owner.shown_with(owner.sessions[0])
     while True:
-        versions, there, brought = await states.versions(id), await states.read(id), await states.read(note)
+        check, gone = await owner.stays(client, known)  # Before all reads: it stands for them.
+        versions, there = await states.versions(id), await states.read(id)
+        noted, brought = await states.versions(note), await states.read(note)
+        if gone and not brought:
+            return []
         with suppress(ValueError):
             if listed and all(there.get(key) == _content(value) for key, value in listed.items()):
                 return []
@@ -295,14 +305,12 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _
                 others.append((key, "is another one"))
             else:
                 change[key] = content
-        if dry_run or not change:
+        if dry_run:
             return others
-        check, gone = await owner.stays(client, known)
-        if gone and not there and not brought:
-            return []
+        batch = _Batch(states, id, note, {id: versions, note: noted}, dict(sorted(brought.items())[:1]) if gone else {}, check)
         try:
             for some in adapter.in_commits(change.items(), lambda of: len(of[1]), 100):
-                others += await _set(states, id, note, dict(some), versions, check)
+                others += await batch.set(dict(some))
         except (RecordConflictError, NotFoundError) as e:
             if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
@@ -317,16 +325,28 @@ def _content(value: Any) -> bytes:
     return adapter.marshal(to_jsonable_python(value))
 
 
-async def _set(states: adapter.States, id: str, note: str, change: Mapping[str, bytes], versions: Mapping[str, str], check: Sequence[Any]) -> list[tuple[str, str]]:
-    """Sets values of a state, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
-    expected = {id: {k: versions.get(k, "none") for k in change}}
-    try:
-        await states.commit({id: change, note: {k: _digest(v) for k, v in change.items()}}, *check, expected=expected)
-    except (ValueError, InvalidError) as e:
-        if len(change) == 1:
-            return [(k, str(e)) for k in change]
-        return [refused for k, v in change.items() for refused in await _set(states, id, note, {k: v}, versions, check)]
-    return []
+@dataclass
+class _Batch:
+    """How values of a state are set."""
+
+    states: adapter.States
+    id: str
+    note: str  # the id of the state with the notes
+    versions: Mapping[str, Mapping[str, str]]  # of both states
+    kept: Mapping[str, bytes]  # a note that is set again, so that nothing is stored if it is deleted meanwhile
+    check: Sequence[Any]  # with the same purpose
+
+    async def set(self, change: Mapping[str, bytes]) -> list[tuple[str, str]]:
+        """Sets values, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
+        changes: dict[str, Mapping[str, bytes]] = {self.id: change, self.note: {**self.kept, **{k: _digest(v) for k, v in change.items()}}}
+        expected = {id: {k: self.versions[id].get(k, "none") for k in values} for id, values in changes.items()}
+        try:
+            await self.states.commit(changes, *self.check, expected=expected)
+        except (ValueError, InvalidError) as e:
+            if len(change) == 1:
+                return [(k, str(e)) for k in change]
+            return [refused for k, v in change.items() for refused in await self.set({k: v})]
+        return []
 
 
 def _digest(content: bytes) -> bytes:
