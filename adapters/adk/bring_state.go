@@ -62,11 +62,17 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 // stays returns a commit that fails if a host deletes meanwhile the first session of a user that is here and was brought. If
 // hosts have deleted all that were brought, gone is true.
 func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnstone.SessionCommit, gone bool, err error) {
-	for _, of := range o.sessions {
-		if o.prefix == session.KeyPrefixApp || !n.known[noteKey(of)] {
-			continue
+	if o.prefix == session.KeyPrefixApp {
+		return nil, false, nil
+	}
+	known := func(of session.Session) bool { return n.known[noteKey(of)] }
+	if !slices.ContainsFunc(o.sessions, known) { // Perhaps another Bring has brought one.
+		if err := n.read(ctx); err != nil {
+			return nil, false, err
 		}
-		gone = true
+	}
+	for _, of := range o.sessions {
+		gone = gone || known(of)
 		h, err := s.store.Session(ctx, adapter.Join(sessionRoot, of.AppName(), of.UserID(), of.ID()))
 		var r turnstone.Record
 		if err == nil {
@@ -100,6 +106,14 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		if err != nil {
 			return err
 		}
+		noted, err := s.states.Versions(ctx, note)
+		if err != nil {
+			return err
+		}
+		brought, err := s.states.Read(ctx, note)
+		if err != nil {
+			return err
+		}
 		versions, err := s.states.Versions(ctx, id)
 		if err != nil {
 			return err
@@ -108,13 +122,15 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		if err != nil {
 			return err
 		}
-		noted, err := s.states.Versions(ctx, note)
-		if err != nil {
-			return err
+		var kept []turnstone.RecordChange // one of the values that are here of those that were brought
+		for _, key := range slices.Sorted(maps.Keys(brought)) {
+			if value, is := there[key]; is && gone {
+				kept = []turnstone.RecordChange{{Key: key, Value: value, Expect: versions[key]}}
+				break
+			}
 		}
-		brought, err := s.states.Read(ctx, note)
-		if err != nil || gone && len(brought) == 0 {
-			return err
+		if gone && kept == nil {
+			return nil
 		}
 		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
 			return nil
@@ -140,12 +156,9 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		}
 		again := false
 		if !dry {
-			b := batch{id: id, note: note, noted: noted, check: check, refused: func(c turnstone.RecordChange, err error) {
+			b := batch{id: id, note: note, noted: noted, brought: brought, kept: kept, check: check, refused: func(c turnstone.RecordChange, err error) {
 				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
 			}}
-			if gone {
-				b.kept = brought
-			}
 			again, err = s.setStates(ctx, b, changes)
 			if err != nil {
 				return err
@@ -162,7 +175,8 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 type batch struct {
 	id, note string                             // of the state, and of the one with its notes
 	noted    map[string]turnstone.RecordVersion // of the notes
-	kept     map[string][]byte                  // notes of which one is set again, so that nothing is stored if they are deleted meanwhile
+	brought  map[string][]byte                  // the notes
+	kept     []turnstone.RecordChange           // a value that is set again, with its note, so that nothing is stored if they are deleted meanwhile
 	check    []turnstone.SessionCommit          // with the same purpose
 	refused  func(turnstone.RecordChange, error)
 }
@@ -172,17 +186,20 @@ type batch struct {
 func (s *Sessions) setStates(ctx context.Context, b batch, changes []turnstone.RecordChange) (again bool, err error) {
 	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
 		notes := map[string][]byte{}
-		for _, key := range slices.Sorted(maps.Keys(b.kept))[:min(1, len(b.kept))] {
-			notes[key] = b.kept[key]
-		}
 		for _, c := range some {
 			notes[c.Key] = []byte(sumOf(c.Value))
+		}
+		values := some
+		for _, c := range b.kept {
+			if notes[c.Key] == nil {
+				values, notes[c.Key] = append(slices.Clone(values), c), b.brought[c.Key]
+			}
 		}
 		var sets []turnstone.RecordChange
 		for key, value := range notes {
 			sets = append(sets, turnstone.RecordChange{Key: key, Value: value, Expect: cmp.Or(b.noted[key], turnstone.NoRecord)})
 		}
-		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: b.id, Values: some}, {ID: b.note, Values: sets}}, b.check...)
+		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: b.id, Values: values}, {ID: b.note, Values: sets}}, b.check...)
 		switch bad := adapter.Refused(err); {
 		case err == nil:
 		case bad && len(some) == 1:

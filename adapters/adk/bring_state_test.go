@@ -216,6 +216,35 @@ func TestAD23_AUserWhoIsErasedMeanwhileStaysErased(t *testing.T) {
 	}
 }
 
+// A host has erased a part of what is known of a user, in the order in which it is documented. Bring adds nothing to the rest.
+func TestAD23_AUserWhoIsErasedInPartGetsNothing(t *testing.T) {
+	ids := []string{"adk/app/ann/s", "adk/app/ann", "adk-migration/adk%2Fapp%2Fann"}
+	for part := 1; part <= len(ids); part++ {
+		source, store := said(t, 1), storetest.Memory(t)
+		s := adk.NewSessions(store)
+		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+			t.Fatal(err)
+		}
+		e := session.NewEvent(ctx, "i")
+		e.Actions.StateDelta = map[string]any{"user:more": 1}
+		if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids[:part] {
+			if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 {
+			t.Errorf("%d: %+v, %v", part, b, err)
+		}
+		want := map[int]int{1: 3}[part] // The state is not erased yet.
+		if state, err := adapter.NewStates(store, "adk-state").Read(ctx, "adk/app/ann"); err != nil || len(state) != want {
+			t.Errorf("%d: %q, %v", part, state, err)
+		}
+	}
+}
+
 // A Bring that finds what another one has brought knows that, also if a host erases the user then.
 func TestAD23_WhatAnotherBringHasBroughtIsErasedAsWell(t *testing.T) {
 	source, store := said(t, 1), storetest.Memory(t)
@@ -237,6 +266,30 @@ func TestAD23_WhatAnotherBringHasBroughtIsErasedAsWell(t *testing.T) {
 	}}).Bring(ctx, from, adapter.BringOptions{}, "app")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if state, err := adapter.NewStates(store, "adk-state").Read(ctx, "adk/app/ann"); err != nil || len(state) > 0 {
+		t.Errorf("%q, %v", state, err)
+	}
+}
+
+// So does one that finds nothing of it any more, and can't store what its source has.
+func TestAD23_WhatAnotherBringHasBroughtIsErasedThoughTheSourceIsOdd(t *testing.T) {
+	source, store := session.InMemoryService(), storetest.Memory(t)
+	for user, own := range map[string]any{"abe": 1, "ann": make(chan int)} {
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: user, SessionID: "s", State: map[string]any{"own": own, "user:mail": user}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from := &told{Service: source}
+	from.ahead = func(r *session.GetRequest) {
+		from.ahead = nil
+		if b, err := adk.NewSessions(store).Bring(ctx, said(t, 1), adapter.BringOptions{}, "app"); err != nil || b.Brought != 1 || r.UserID != "abe" {
+			t.Errorf("%+v, %v, ahead of %s", b, err, r.UserID)
+		}
+		erase(t, store)
+	}
+	if b, err := adk.NewSessions(store).Bring(ctx, from, adapter.BringOptions{}, "app"); err != nil || len(b.Different) != 1 {
+		t.Errorf("%+v, %v", b, err)
 	}
 	if state, err := adapter.NewStates(store, "adk-state").Read(ctx, "adk/app/ann"); err != nil || len(state) > 0 {
 		t.Errorf("%q, %v", state, err)
