@@ -219,6 +219,44 @@ async def test_a_user_of_adk_who_is_erased_meanwhile_stays_erased(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("part", [1, 2, 3])
+async def test_a_user_of_adk_who_is_erased_in_part_gets_nothing(tmp_path: Path, part: int) -> None:
+    """In the order that is documented."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    session = await source.create_session(app_name="a", user_id="ann", session_id="s", state={"user:mail": "ann@x", "user:name": "Ann"})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        await adk(source, client, ["a"])
+        await source.append_event(session, Event(author="user", actions=EventActions(state_delta={"user:more": 1})))
+        for id in ("adk/a/ann/s", "adk/a/ann", "adk-migration/adk%2Fa%2Fann")[:part]:
+            await client.delete(id)
+        assert (await adk(source, client, ["a"])).different == []
+        assert len(await States(client, "adk-state").read("adk/a/ann")) == (3 if part == 1 else 0)  # The state is not erased yet.
+
+
+@pytest.mark.asyncio
+async def test_what_another_migration_of_adk_has_brought_is_erased_though_the_source_is_odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one brings it from another source."""
+    source, others = InMemorySessionService(), InMemorySessionService()  # type: ignore[no-untyped-call]
+    await others.create_session(app_name="a", user_id="ann", session_id="s", state={"user:mail": "ann@x"})
+    for i, (user, own) in enumerate({"abe": 1, "ann": object()}.items()):
+        session = await source.create_session(app_name="a", user_id=user, session_id="s", state={"own": own, "user:mail": user})
+        await source.append_event(session, Event(author="user", timestamp=1.7e9 + i))
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        get_session = source.get_session
+
+        async def get(**kw: Any) -> Any:
+            monkeypatch.setattr(source, "get_session", get_session)
+            assert kw["user_id"] == "abe"
+            assert (await adk(others, client, ["a"])).found == 1
+            await erase(client)
+            return await get_session(**kw)
+
+        monkeypatch.setattr(source, "get_session", get)
+        assert len((await adk(source, client, ["a"])).different) == 1
+        assert not await States(client, "adk-state").read("adk/a/ann")
+
+
+@pytest.mark.asyncio
 async def test_what_another_migration_of_adk_has_brought_is_erased_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is brought first while this one works, and then erased."""
     source = InMemorySessionService()  # type: ignore[no-untyped-call]

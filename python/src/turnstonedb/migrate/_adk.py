@@ -89,20 +89,21 @@ class _Owner:
         were brought."""
         from ..adk import _ROOT
 
-        gone = False
-        for s in self.sessions if len(self.names) > 1 else ():
-            if s in there:
-                gone = True
-                try:
-                    handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
-                    r = await handle.record(NOTE)
-                except NotFoundError as e:
-                    if not adapter.gone(e):
-                        raise
-                    continue
-                if r:
-                    return (handle.turn(Commit(0, records=[RecordChange.check(NOTE, r.version)]), records_only=True),), False
-        return (), gone
+        if len(self.names) == 1:
+            return (), False
+        if not any(s in there for s in self.sessions):  # Perhaps another migration has brought one.
+            await there.read()
+        for s in self.sessions:
+            try:
+                handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
+                r = await handle.record(NOTE)
+            except NotFoundError as e:
+                if not adapter.gone(e):
+                    raise
+                continue
+            if r:
+                return (handle.turn(Commit(0, records=[RecordChange.check(NOTE, r.version)]), records_only=True),), False
+        return (), any(s in there for s in self.sessions)
 
 
 async def _current(source: BaseSessionService, s: Session, events: int) -> Session | None:
@@ -283,9 +284,10 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _
     listed = {} if owner.changed else owner.shown_with(owner.sessions[0])
     while True:
         check, gone = await owner.stays(client, known)  # Before all reads: it stands for them.
-        versions, there = await states.versions(id), await states.read(id)
         noted, brought = await states.versions(note), await states.read(note)
-        if gone and not brought:
+        versions, there = await states.versions(id), await states.read(id)
+        kept = next(({key: there[key]} for key in sorted(brought) if key in there), None) if gone else {}
+        if kept is None:
             return []
         with suppress(ValueError):
             if listed and all(there.get(key) == _content(value) for key, value in listed.items()):
@@ -307,7 +309,7 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _
                 change[key] = content
         if dry_run:
             return others
-        batch = _Batch(states, id, note, {id: versions, note: noted}, dict(sorted(brought.items())[:1]) if gone else {}, check)
+        batch = _Batch(states, id, note, {id: versions, note: noted}, brought, kept, check)
         try:
             for some in adapter.in_commits(change.items(), lambda of: len(of[1]), 100):
                 others += await batch.set(dict(some))
@@ -333,12 +335,14 @@ class _Batch:
     id: str
     note: str  # the id of the state with the notes
     versions: Mapping[str, Mapping[str, str]]  # of both states
-    kept: Mapping[str, bytes]  # a note that is set again, so that nothing is stored if it is deleted meanwhile
+    brought: Mapping[str, bytes]  # the notes
+    kept: Mapping[str, bytes]  # a value that is set again, with its note, so that nothing is stored if they are deleted meanwhile
     check: Sequence[Any]  # with the same purpose
 
     async def set(self, change: Mapping[str, bytes]) -> list[tuple[str, str]]:
         """Sets values, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
-        changes: dict[str, Mapping[str, bytes]] = {self.id: change, self.note: {**self.kept, **{k: _digest(v) for k, v in change.items()}}}
+        notes = {**{k: self.brought[k] for k in self.kept}, **{k: _digest(v) for k, v in change.items()}}
+        changes: dict[str, Mapping[str, bytes]] = {self.id: {**self.kept, **change}, self.note: notes}
         expected = {id: {k: self.versions[id].get(k, "none") for k in values} for id, values in changes.items()}
         try:
             await self.states.commit(changes, *self.check, expected=expected)
