@@ -131,6 +131,10 @@ func (st *state) records(values []turnstone.RecordChange) ([]turnstone.RecordCha
 		if err := check(v); err != nil {
 			return nil, err
 		}
+		if v.Action == turnstone.CheckRecord {
+			out = append(out, turnstone.RecordChange{Key: statePrefix + v.Key, Action: v.Action, Expect: v.Expect})
+			continue
+		}
 		old, was := named[v.Key]
 		whole := v.Value
 		l := large{ID: old.ID}

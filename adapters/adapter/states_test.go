@@ -126,6 +126,37 @@ func TestST2_AValueHasALimit(t *testing.T) {
 	}
 }
 
+// A check of a value changes nothing, whatever its size. It fails if the value is another one, and nothing else is stored then.
+func TestST6_ACheckOfAValueChangesNothing(t *testing.T) {
+	states := NewStates(stateStore(t), "g")
+	values := map[string][]byte{"large": bytes.Repeat([]byte("x"), 3*turnstone.MaxRecord), "small": []byte("x")}
+	for key, value := range values {
+		if _, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{set(key, value)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for key := range values {
+		versions, err := states.Versions(t.Context(), "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := turnstone.RecordChange{Key: key, Action: turnstone.CheckRecord, Expect: versions[key]}
+		if _, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{check, set("other", []byte(key))}}}); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := states.Versions(t.Context(), "s"); err != nil || after[key] != versions[key] {
+			t.Errorf("%s: %q, %v", key, after, err)
+		}
+		check.Expect = turnstone.NoRecord
+		if _, err := states.Commit(t.Context(), []StateChange{{ID: "s", Values: []turnstone.RecordChange{check, set("other", nil)}}}); !errors.Is(err, turnstone.ErrRecordConflict) {
+			t.Errorf("%s: %v", key, err)
+		}
+		if got, err := states.Read(t.Context(), "s"); err != nil || !bytes.Equal(got[key], values[key]) || string(got["other"]) != key {
+			t.Errorf("%s: %d bytes, %q, %v", key, len(got[key]), got["other"], err)
+		}
+	}
+}
+
 // Of changes at once none is mixed with another, and readers see whole values.
 func TestST3_LargeStatesAreChangedAtOnce(t *testing.T) {
 	store := stateStore(t)

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -59,18 +58,25 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 	return nil, nil, nil
 }
 
-// stays returns a commit that fails if a host deletes meanwhile the first session of a user that is here and was brought. If
-// hosts have deleted all that were brought, gone is true.
-func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnstone.SessionCommit, gone bool, err error) {
+// A proof is what has to be so when a state is set: else nothing is stored.
+type proof struct {
+	sessions []turnstone.SessionCommit
+	states   []adapter.StateChange
+}
+
+// stays returns the proof that the first session of a user that is here and was brought is still here. If no session of the user
+// was brought, it is the proof of that. If hosts have deleted all that were brought, gone is true.
+func (s *Sessions) stays(ctx context.Context, n note, o *owner) (is proof, gone bool, err error) {
 	if o.prefix == session.KeyPrefixApp {
-		return nil, false, nil
+		return is, false, nil
 	}
 	known := func(of session.Session) bool { return n.known[noteKey(of)] }
 	if !slices.ContainsFunc(o.sessions, known) { // Perhaps another Bring has brought one.
 		if err := n.read(ctx); err != nil {
-			return nil, false, err
+			return is, false, err
 		}
 	}
+	unknown := adapter.StateChange{ID: n.id}
 	for _, of := range o.sessions {
 		gone = gone || known(of)
 		h, err := s.store.Session(ctx, adapter.Join(sessionRoot, of.AppName(), of.UserID(), of.ID()))
@@ -79,19 +85,29 @@ func (s *Sessions) stays(ctx context.Context, n note, o *owner) (check []turnsto
 			r, err = record(ctx, h)
 		}
 		if err != nil && !adapter.Gone(err) {
-			return nil, false, err
+			return is, false, err
 		}
 		if err == nil && r.Version != "" {
 			unchanged := turnstone.RecordChange{Key: broughtKey, Action: turnstone.CheckRecord, Expect: r.Version}
-			return []turnstone.SessionCommit{{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{unchanged}}}}, false, nil
+			is.sessions = []turnstone.SessionCommit{{Session: h, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{unchanged}}}}
+			return is, false, nil
+		}
+		if len(unknown.Values) < maxUnknown {
+			unknown.Values = append(unknown.Values, turnstone.RecordChange{Key: noteKey(of), Action: turnstone.CheckRecord, Expect: turnstone.NoRecord})
 		}
 	}
-	return nil, gone, nil
+	if !gone {
+		is.states = []adapter.StateChange{unknown}
+	}
+	return is, gone, nil
 }
+
+// maxUnknown is how many sessions of a user a proof has. A commit has at most 256 records.
+const maxUnknown = 200
 
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
 // A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile. It brings
-// nothing of a user if hosts have deleted all that was brought, sessions and values: the user is erased.
+// nothing of a user if hosts have deleted the sessions that were brought, and the values: the user is erased.
 func (s *Sessions) bringState(ctx context.Context, from session.Service, n note, o *owner, dry bool, out *adapter.Brought) error {
 	id, name := adapter.Join(sessionRoot, o.names...), strings.Join(o.names, "/")
 	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
@@ -102,7 +118,7 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		}
 	}
 	for {
-		check, gone, err := s.stays(ctx, n, o) // Before all reads: it stands for them.
+		is, gone, err := s.stays(ctx, n, o) // Before all reads: it stands for them.
 		if err != nil {
 			return err
 		}
@@ -122,15 +138,20 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		if err != nil {
 			return err
 		}
-		var kept []turnstone.RecordChange // one of the values that are here of those that were brought
-		for _, key := range slices.Sorted(maps.Keys(brought)) {
-			if value, is := there[key]; is && gone {
-				kept = []turnstone.RecordChange{{Key: key, Value: value, Expect: versions[key]}}
-				break
+		if gone { // It is proof enough if a value is here that has a note.
+			key, found := "", false
+			for of := range brought {
+				if there[of] != nil {
+					key, found = of, true
+				}
 			}
-		}
-		if gone && kept == nil {
-			return nil
+			if !found {
+				return nil
+			}
+			stands := func(version turnstone.RecordVersion) []turnstone.RecordChange {
+				return []turnstone.RecordChange{{Key: key, Action: turnstone.CheckRecord, Expect: cmp.Or(version, turnstone.NoRecord)}}
+			}
+			is.states = []adapter.StateChange{{ID: id, Values: stands(versions[key])}, {ID: note, Values: stands(noted[key])}}
 		}
 		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
 			return nil
@@ -156,7 +177,7 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		}
 		again := false
 		if !dry {
-			b := batch{id: id, note: note, noted: noted, brought: brought, kept: kept, check: check, refused: func(c turnstone.RecordChange, err error) {
+			b := batch{id: id, note: note, noted: noted, proof: is, refused: func(c turnstone.RecordChange, err error) {
 				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
 			}}
 			again, err = s.setStates(ctx, b, changes)
@@ -175,9 +196,7 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 type batch struct {
 	id, note string                             // of the state, and of the one with its notes
 	noted    map[string]turnstone.RecordVersion // of the notes
-	brought  map[string][]byte                  // the notes
-	kept     []turnstone.RecordChange           // a value that is set again, with its note, so that nothing is stored if they are deleted meanwhile
-	check    []turnstone.SessionCommit          // with the same purpose
+	proof    proof
 	refused  func(turnstone.RecordChange, error)
 }
 
@@ -185,21 +204,22 @@ type batch struct {
 // has set one of them meanwhile, or that the check has failed.
 func (s *Sessions) setStates(ctx context.Context, b batch, changes []turnstone.RecordChange) (again bool, err error) {
 	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
-		notes := map[string][]byte{}
+		states := []adapter.StateChange{{ID: b.id, Values: slices.Clone(some)}, {ID: b.note}}
 		for _, c := range some {
-			notes[c.Key] = []byte(sumOf(c.Value))
+			states[1].Values = append(states[1].Values, turnstone.RecordChange{Key: c.Key, Value: []byte(sumOf(c.Value)), Expect: cmp.Or(b.noted[c.Key], turnstone.NoRecord)})
 		}
-		values := some
-		for _, c := range b.kept {
-			if notes[c.Key] == nil {
-				values, notes[c.Key] = append(slices.Clone(values), c), b.brought[c.Key]
+		for _, proof := range b.proof.states {
+			i := slices.IndexFunc(states, func(of adapter.StateChange) bool { return of.ID == proof.ID })
+			if i < 0 {
+				i, states = len(states), append(states, adapter.StateChange{ID: proof.ID})
+			}
+			for _, c := range proof.Values { // What is set expects its version anyway.
+				if !slices.ContainsFunc(some, func(set turnstone.RecordChange) bool { return set.Key == c.Key }) {
+					states[i].Values = append(states[i].Values, c)
+				}
 			}
 		}
-		var sets []turnstone.RecordChange
-		for key, value := range notes {
-			sets = append(sets, turnstone.RecordChange{Key: key, Value: value, Expect: cmp.Or(b.noted[key], turnstone.NoRecord)})
-		}
-		_, err := s.states.Commit(ctx, []adapter.StateChange{{ID: b.id, Values: values}, {ID: b.note, Values: sets}}, b.check...)
+		_, err := s.states.Commit(ctx, states, b.proof.sessions...)
 		switch bad := adapter.Refused(err); {
 		case err == nil:
 		case bad && len(some) == 1:

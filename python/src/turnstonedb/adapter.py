@@ -225,16 +225,19 @@ class States:
         """Makes changes of states, and commits to other sessions (see `AsyncSession.turn`), in one batch. A value of None is removed. Returns the results of the commits.
 
         `changes` has the values by the ids of the states and by their keys, and `expected` the versions that some of them are to have, which may be "none".
+        A value that is expected and not changed is checked.
         """
-        if not any(changes.values()) and not own:
+        expected = expected or {}
+        changes = {**{id: {} for id in expected}, **changes}
+        if not any(changes.values()) and not any(expected.values()) and not own:
             return ()
         again = False
         while True:
             commits = list(own)
             for id, values in changes.items():
-                if values:
+                if values or expected.get(id):
                     session, directory = await self._state(id)
-                    records = _changes(directory, values, (expected or {}).get(id, {}))
+                    records = _changes(directory, values, expected.get(id, {}))
                     commits.append(session.turn(Commit(0, records=records), records_only=True))
             try:
                 results = await self._client.commit_all(*commits)
@@ -295,6 +298,7 @@ def _changes(directory: Record | None, values: Mapping[str, bytes | None], expec
             out += [RecordChange.delete(f"{_PART}{old['ID']}/{i:03d}") for i in range(n, old["Records"])]
         expect = expected.get(key, "")
         out.append(RecordChange.delete(_STATE + key, expect) if value is None else RecordChange.set(_STATE + key, value, expect))
+    out += [RecordChange.check(_STATE + key, version) for key, version in expected.items() if key not in values]
     version = directory.version if directory else "none"
     if _is_large(directory, values):
         out.append(RecordChange.set(_LARGE, json.dumps(named).encode(), version))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -84,13 +84,14 @@ class _Owner:
             raise unread
         return {}
 
-    async def stays(self, client: AsyncClient, there: _Brought) -> tuple[Sequence[Any], bool]:
-        """Returns a commit that fails if a host deletes meanwhile the first session of a user that is here and was brought, and whether hosts have deleted all that
-        were brought."""
+    async def stays(self, client: AsyncClient, there: _Brought) -> tuple[_Proof, bool]:
+        """Returns the proof that the first session of a user that is here and was brought is still here. If no session of the user was brought, it is the proof of
+        that. Returns as well whether hosts have deleted all that were brought."""
         from ..adk import _ROOT
 
+        proof = _Proof()
         if len(self.names) == 1:
-            return (), False
+            return proof, False
         if not any(s in there for s in self.sessions):  # Perhaps another migration has brought one.
             await there.read()
         for s in self.sessions:
@@ -102,8 +103,20 @@ class _Owner:
                     raise
                 continue
             if r:
-                return (handle.turn(Commit(0, records=[RecordChange.check(NOTE, r.version)]), records_only=True),), False
-        return (), any(s in there for s in self.sessions)
+                proof.sessions.append(handle.turn(Commit(0, records=[RecordChange.check(NOTE, r.version)]), records_only=True))
+                return proof, False
+        if any(s in there for s in self.sessions):
+            return proof, True
+        proof.states[there.id] = {there.key(s): "none" for s in self.sessions[:200]}  # A commit has at most 256 records.
+        return proof, False
+
+
+@dataclass
+class _Proof:
+    """What has to be so when a state is set: else nothing is stored."""
+
+    sessions: list[Any] = field(default_factory=list)  # commits that only check
+    states: dict[str, dict[str, str]] = field(default_factory=dict)  # versions of values, by the ids of the states
 
 
 async def _current(source: BaseSessionService, s: Session, events: int) -> Session | None:
@@ -121,7 +134,7 @@ class _Brought:
     """Which sessions of an app were brought: what a host has deleted since does not come again."""
 
     def __init__(self, states: adapter.States, id: str, known: Mapping[str, bytes]) -> None:
-        self._states, self._id, self._known = states, id, set(known)
+        self._states, self.id, self._known = states, id, set(known)
 
     @classmethod
     async def of(cls, client: AsyncClient, app: str) -> _Brought:
@@ -131,23 +144,23 @@ class _Brought:
         return cls(states, id, await states.read(id))
 
     async def read(self) -> None:
-        self._known |= set(await self._states.read(self._id))
+        self._known |= set(await self._states.read(self.id))
 
     def __contains__(self, s: Session) -> bool:
-        return self._key(s) in self._known
+        return self.key(s) in self._known
 
-    def _key(self, s: Session) -> str:
+    def key(self, s: Session) -> str:
         return _digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It names no user who is erased.
 
     async def add(self, s: Session, commit: Any) -> Result:
         """Makes a commit to a session, and notes the session with the same commit."""
-        new = {} if s in self else {self._id: {self._key(s): b""}}
+        new = {} if s in self else {self.id: {self.key(s): b""}}
         try:
             result = (await self._states.commit(new, commit, expected={id: dict.fromkeys(keys, "none") for id, keys in new.items()}))[0]
         except RecordConflictError:
             await self.read()  # Perhaps another migration has noted it.
             raise
-        self._known.add(self._key(s))
+        self._known.add(self.key(s))
         return result
 
 
@@ -283,12 +296,14 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _
     note = adapter.short(adapter.join(_BROUGHT, id))
     listed = {} if owner.changed else owner.shown_with(owner.sessions[0])
     while True:
-        check, gone = await owner.stays(client, known)  # Before all reads: it stands for them.
+        proof, gone = await owner.stays(client, known)  # Before all reads: it stands for them.
         noted, brought = await states.versions(note), await states.read(note)
         versions, there = await states.versions(id), await states.read(id)
-        kept = next(({key: there[key]} for key in sorted(brought) if key in there), None) if gone else {}
-        if kept is None:
-            return []
+        if gone:  # It is proof enough if a value is here that has a note.
+            both = next((key for key in brought if key in there), None)
+            if both is None:
+                return []
+            proof.states = {i: {both: of.get(both, "none")} for i, of in ((id, versions), (note, noted))}
         with suppress(ValueError):
             if listed and all(there.get(key) == _content(value) for key, value in listed.items()):
                 return []
@@ -309,7 +324,7 @@ async def _bring_state(source: BaseSessionService, client: AsyncClient, known: _
                 change[key] = content
         if dry_run:
             return others
-        batch = _Batch(states, id, note, {id: versions, note: noted}, brought, kept, check)
+        batch = _Batch(states, id, note, {id: versions, note: noted}, proof)
         try:
             for some in adapter.in_commits(change.items(), lambda of: len(of[1]), 100):
                 others += await batch.set(dict(some))
@@ -335,17 +350,16 @@ class _Batch:
     id: str
     note: str  # the id of the state with the notes
     versions: Mapping[str, Mapping[str, str]]  # of both states
-    brought: Mapping[str, bytes]  # the notes
-    kept: Mapping[str, bytes]  # a value that is set again, with its note, so that nothing is stored if they are deleted meanwhile
-    check: Sequence[Any]  # with the same purpose
+    proof: _Proof
 
     async def set(self, change: Mapping[str, bytes]) -> list[tuple[str, str]]:
         """Sets values, and notes them. Returns the keys of those that the store refuses, with what is wrong."""
-        notes = {**{k: self.brought[k] for k in self.kept}, **{k: _digest(v) for k, v in change.items()}}
-        changes: dict[str, Mapping[str, bytes]] = {self.id: {**self.kept, **change}, self.note: notes}
-        expected = {id: {k: self.versions[id].get(k, "none") for k in values} for id, values in changes.items()}
+        changes: dict[str, Mapping[str, bytes]] = {self.id: change, self.note: {k: _digest(v) for k, v in change.items()}}
+        expected = {id: dict(versions) for id, versions in self.proof.states.items()}
+        for id, values in changes.items():
+            expected[id] = {**expected.get(id, {}), **{k: self.versions[id].get(k, "none") for k in values}}
         try:
-            await self.states.commit(changes, *self.check, expected=expected)
+            await self.states.commit(changes, *self.proof.sessions, expected=expected)
         except (ValueError, InvalidError) as e:
             if len(change) == 1:
                 return [(k, str(e)) for k in change]
