@@ -84,7 +84,7 @@ func (s *Sessions) stays(ctx context.Context, n note, o *owner) (is proof, gone 
 		if err == nil {
 			r, err = record(ctx, h)
 		}
-		if err != nil && !adapter.Gone(err) {
+		if err != nil && !adapter.Gone(err) && !adapter.Refused(err) { // A name that is refused is not here.
 			return is, false, err
 		}
 		if err == nil && r.Version != "" {

@@ -113,7 +113,7 @@ func TestAD23_ASessionThatCanNotBeStoredHidesNoStateAndBringsNoneBack(t *testing
 			t.Fatal(err)
 		}
 	}
-	for _, id := range []string{"a", "z"} {
+	for _, id := range []string{"a", strings.Repeat("a", 600)} { // The second one is too long.
 		add(id, make(chan int))
 	}
 	add("s", 1)

@@ -98,6 +98,8 @@ class _Owner:
             try:
                 handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
                 r = await handle.record(NOTE)
+            except InvalidError:
+                continue  # A name that is refused is not here.
             except NotFoundError as e:
                 if not adapter.gone(e):
                     raise
