@@ -47,7 +47,7 @@ func (s *Sessions) Bring(ctx context.Context, from session.Service, o adapter.Br
 		if err != nil {
 			return out, fmt.Errorf("adk: the other service: %w", err)
 		}
-		n := note{states: s.states, id: adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID), known: map[string]bool{}}
+		n := sessionNotes{states: s.states, id: adapter.Short(adapter.Join(broughtRoot, "sessions", app), turnstone.MaxSessionID), known: map[string]bool{}}
 		if err := n.read(ctx); err != nil {
 			return out, fmt.Errorf("adk: %w", err)
 		}
@@ -103,8 +103,8 @@ func current(ctx context.Context, from session.Service, of session.Session, even
 	return nil, fmt.Errorf("the other service: %w", elsewhere{err})
 }
 
-// note is the state with a value for each session of an app that Bring has brought.
-type note struct {
+// sessionNotes is the state with a value for each session of an app that Bring has brought.
+type sessionNotes struct {
 	states *adapter.States
 	id     string
 	known  map[string]bool // by the keys of values
@@ -113,7 +113,7 @@ type note struct {
 // noteKey returns the key of a session's value: a hash, which names no user who is erased.
 func noteKey(of session.Session) string { return sumOf([]byte(adapter.Join("", of.UserID(), of.ID()))) }
 
-func (n note) read(ctx context.Context) error {
+func (n sessionNotes) read(ctx context.Context) error {
 	known, err := n.states.Read(ctx, n.id)
 	for key := range known {
 		n.known[key] = true
@@ -122,7 +122,7 @@ func (n note) read(ctx context.Context) error {
 }
 
 // add makes a commit to a session, and notes the session with the same commit.
-func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
+func (n sessionNotes) add(ctx context.Context, of session.Session, c turnstone.SessionCommit) (turnstone.Result, error) {
 	var changes []adapter.StateChange
 	if !n.known[noteKey(of)] {
 		changes = []adapter.StateChange{{ID: n.id, Values: []turnstone.RecordChange{{Key: noteKey(of), Expect: turnstone.NoRecord}}}}
@@ -138,7 +138,7 @@ func (n note) add(ctx context.Context, of session.Session, c turnstone.SessionCo
 	return results[0], nil
 }
 
-// conflicts reports whether an error says that somebody else has changed or deleted a session: Bring looks at it again then.
+// conflicts reports whether an error says that somebody else has changed or deleted a session. Bring looks at it again then.
 func conflicts(err error) bool {
 	other := errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || adapter.Gone(err)
 	return other && !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.As(err, new(elsewhere))
@@ -147,13 +147,12 @@ func conflicts(err error) bool {
 // refused reports whether an error says that this store refuses what the other service has.
 func refused(err error) bool { return adapter.Refused(err) && !errors.As(err, new(elsewhere)) }
 
-// noted is what the record of a session says that Bring has brought: with which time of the source, the number of events that
-// are from there, and whether a host had made the session. The number never falls: what a host takes back of these events
-// does not come again.
+// noted is the content of the record that Bring keeps in a session. Its number of events never falls: an event that a host takes
+// back does not come again.
 type noted struct {
-	hosts  bool
-	at     string // the time of the source's last update, begun or recent
-	events int
+	hosts  bool   // A host had made the session.
+	at     string // the time of the source's last update, or begun or recent
+	events int    // that were brought
 }
 
 func notedIn(r turnstone.Record) (n noted) {
@@ -179,15 +178,15 @@ type bringing struct {
 	from session.Service
 	of   session.Session // as the other service lists it
 	id   string
-	note note
+	note sessionNotes
 	dry  bool
 	out  *adapter.Brought
 
 	changed bool // something here
 }
 
-// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It reads what is here
-// before it reads the other service, and stores only if that is still so: what it stores is never older than what was here.
+// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It reads the session here
+// first, then the other service, and stores only if the session here has not changed meanwhile. So it replaces nothing newer.
 func (b *bringing) bring(ctx context.Context) error {
 	for {
 		err := b.once(ctx)
@@ -212,7 +211,7 @@ func (b *bringing) once(ctx context.Context) error {
 			return err
 		}
 	}
-	if was.at == standing(b.of) {
+	if was.at == updated(b.of) {
 		return nil
 	}
 	if b.note.known[noteKey(b.of)] && was.at == "" {
@@ -304,7 +303,7 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 	if is == nil || err != nil {
 		return nil, err
 	}
-	w := &whole{at: standing(is)}
+	w := &whole{at: updated(is)}
 	if time.Since(is.LastUpdateTime()) < time.Minute {
 		w.at = recent
 	}
@@ -325,8 +324,8 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 	return w, nil
 }
 
-// standing returns the time when the source has updated a session last, as the record of broughtKey has it.
-func standing(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
+// updated returns the time when the source has updated a session last, as the record of broughtKey has it.
+func updated(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
 
 // record returns the record of broughtKey, or the zero record if there is none.
 func record(ctx context.Context, h turnstone.Persistence) (turnstone.Record, error) {
@@ -349,7 +348,7 @@ func (b *bringing) there(ctx context.Context) (turnstone.Persistence, turnstone.
 		return nil, none, nil, err
 	}
 	r, err := record(ctx, h)
-	if err == nil && notedIn(r).at != standing(b.of) {
+	if err == nil && notedIn(r).at != updated(b.of) {
 		st, err = h.Load(ctx, turnstone.Scope{Parts: []string{statePart}})
 	}
 	if adapter.Gone(err) {

@@ -45,7 +45,7 @@ func (o *owner) shownWith(of session.Session) (values state, odd []string) {
 	return values, odd
 }
 
-// now is shownWith as it is now. There is nothing if the sessions have been deleted since they were listed.
+// now reads the state of the owner from a service. There is none if the sessions have been deleted since they were listed.
 func (o *owner) now(ctx context.Context, from session.Service) (values state, odd []string, err error) {
 	for _, of := range o.sessions {
 		if is, err := current(ctx, from, of, 1); err != nil {
@@ -58,7 +58,10 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 	return nil, nil, nil
 }
 
-// A proof is what has to be so when a state is set: else nothing is stored.
+// maxUnknown is how many sessions of a user a proof has. A commit has at most 256 records.
+const maxUnknown = 200
+
+// A proof is what has to be so when a state is set: else nothing is stored. It shows that no host has erased the user meanwhile.
 type proof struct {
 	sessions []turnstone.SessionCommit
 	states   []adapter.StateChange
@@ -66,7 +69,7 @@ type proof struct {
 
 // stays returns the proof that the first session of a user that is here and was brought is still here. If no session of the user
 // was brought, it is the proof of that. If hosts have deleted all that were brought, gone is true.
-func (s *Sessions) stays(ctx context.Context, n note, o *owner) (is proof, gone bool, err error) {
+func (s *Sessions) stays(ctx context.Context, n sessionNotes, o *owner) (is proof, gone bool, err error) {
 	if o.prefix == session.KeyPrefixApp {
 		return is, false, nil
 	}
@@ -102,15 +105,49 @@ func (s *Sessions) stays(ctx context.Context, n note, o *owner) (is proof, gone 
 	return is, gone, nil
 }
 
-// maxUnknown is how many sessions of a user a proof has. A commit has at most 256 records.
-const maxUnknown = 200
+// standing is what is here of a state that Bring brings.
+type standing struct {
+	id, note        string                             // of the state, and of the state with a hash of each value that was brought
+	values, brought map[string][]byte                  // of both
+	versions, noted map[string]turnstone.RecordVersion // of these
+}
+
+func (s *Sessions) standing(ctx context.Context, o *owner) (st standing, err error) {
+	st.id = adapter.Join(sessionRoot, o.names...)
+	st.note = adapter.Short(adapter.Join(broughtRoot, st.id), turnstone.MaxSessionID)
+	if st.noted, st.brought, err = s.versioned(ctx, st.note); err == nil {
+		st.versions, st.values, err = s.versioned(ctx, st.id)
+	}
+	return st, err
+}
+
+// versioned returns the values of a state, with versions that are not newer.
+func (s *Sessions) versioned(ctx context.Context, id string) (versions map[string]turnstone.RecordVersion, values map[string][]byte, err error) {
+	if versions, err = s.states.Versions(ctx, id); err == nil {
+		values, err = s.states.Read(ctx, id)
+	}
+	return versions, values, err
+}
+
+// stays returns the proof that a value which was brought is still here. It returns false if there is none.
+func (st standing) stays() (proof, bool) {
+	for key := range st.brought {
+		if st.values[key] == nil {
+			continue
+		}
+		check := func(version turnstone.RecordVersion) []turnstone.RecordChange {
+			return []turnstone.RecordChange{{Key: key, Action: turnstone.CheckRecord, Expect: cmp.Or(version, turnstone.NoRecord)}}
+		}
+		return proof{states: []adapter.StateChange{{ID: st.id, Values: check(st.versions[key])}, {ID: st.note, Values: check(st.noted[key])}}}, true
+	}
+	return proof{}, false
+}
 
 // bringState sets those values of a state that are new here, and those that were brought and have changed in the source since.
 // A value is new if it is not here and was never brought. bringState never replaces what somebody sets meanwhile. It brings
 // nothing of a user if hosts have deleted the sessions that were brought, and the values: the user is erased.
-func (s *Sessions) bringState(ctx context.Context, from session.Service, n note, o *owner, dry bool, out *adapter.Brought) error {
-	id, name := adapter.Join(sessionRoot, o.names...), strings.Join(o.names, "/")
-	note := adapter.Short(adapter.Join(broughtRoot, id), turnstone.MaxSessionID)
+func (s *Sessions) bringState(ctx context.Context, from session.Service, n sessionNotes, o *owner, dry bool, out *adapter.Brought) error {
+	name := strings.Join(o.names, "/")
 	var listed []turnstone.RecordChange
 	if !o.changed && len(o.sessions) > 0 {
 		if values, odd := o.shownWith(o.sessions[0]); len(odd) == 0 {
@@ -122,38 +159,17 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		if err != nil {
 			return err
 		}
-		noted, err := s.states.Versions(ctx, note)
+		st, err := s.standing(ctx, o)
 		if err != nil {
 			return err
 		}
-		brought, err := s.states.Read(ctx, note)
-		if err != nil {
-			return err
-		}
-		versions, err := s.states.Versions(ctx, id)
-		if err != nil {
-			return err
-		}
-		there, err := s.states.Read(ctx, id)
-		if err != nil {
-			return err
-		}
-		if gone { // It is proof enough if a value is here that has a note.
-			key, found := "", false
-			for of := range brought {
-				if there[of] != nil {
-					key, found = of, true
-				}
-			}
-			if !found {
+		if gone {
+			found := false
+			if is, found = st.stays(); !found {
 				return nil
 			}
-			stands := func(version turnstone.RecordVersion) []turnstone.RecordChange {
-				return []turnstone.RecordChange{{Key: key, Action: turnstone.CheckRecord, Expect: cmp.Or(version, turnstone.NoRecord)}}
-			}
-			is.states = []adapter.StateChange{{ID: id, Values: stands(versions[key])}, {ID: note, Values: stands(noted[key])}}
 		}
-		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, there[c.Key]) }) {
+		if len(listed) > 0 && !slices.ContainsFunc(listed, func(c turnstone.RecordChange) bool { return !bytes.Equal(c.Value, st.values[c.Key]) }) {
 			return nil
 		}
 		values, others, err := o.now(ctx, from) // After what is here, so that it is never older.
@@ -162,22 +178,20 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 		}
 		var changes []turnstone.RecordChange
 		for _, c := range values.changes() {
-			has, known := there[c.Key]
+			has, known := st.values[c.Key]
 			switch {
 			case known && bytes.Equal(has, c.Value):
-			case !known && brought[c.Key] != nil: // A host has deleted it.
-			case known && string(brought[c.Key]) != sumOf(has):
+			case !known && st.brought[c.Key] != nil: // A host has deleted it.
+			case known && string(st.brought[c.Key]) != sumOf(has):
 				others = append(others, fmt.Sprintf("state %q of %s", c.Key, name))
 			default:
-				if c.Expect = versions[c.Key]; c.Expect == "" {
-					c.Expect = turnstone.NoRecord
-				}
+				c.Expect = cmp.Or(st.versions[c.Key], turnstone.NoRecord)
 				changes = append(changes, c)
 			}
 		}
 		again := false
 		if !dry {
-			b := batch{id: id, note: note, noted: noted, proof: is, refused: func(c turnstone.RecordChange, err error) {
+			b := batch{standing: st, proof: is, refused: func(c turnstone.RecordChange, err error) {
 				others = append(others, fmt.Sprintf("state %q of %s: %v", c.Key, name, err))
 			}}
 			again, err = s.setStates(ctx, b, changes)
@@ -194,14 +208,13 @@ func (s *Sessions) bringState(ctx context.Context, from session.Service, n note,
 
 // batch is how values of a state are set.
 type batch struct {
-	id, note string                             // of the state, and of the one with its notes
-	noted    map[string]turnstone.RecordVersion // of the notes
-	proof    proof
-	refused  func(turnstone.RecordChange, error)
+	standing
+	proof   proof
+	refused func(turnstone.RecordChange, error) // is called for each value that the store refuses
 }
 
-// setStates sets values of a state, and notes them. It calls refused for those that the store refuses. again says that somebody
-// has set one of them meanwhile, or that the check has failed.
+// setStates sets values of a state, and notes them. again says that somebody has set one of them meanwhile, or that the proof does
+// not hold any more.
 func (s *Sessions) setStates(ctx context.Context, b batch, changes []turnstone.RecordChange) (again bool, err error) {
 	for _, some := range adapter.InCommits(changes, func(c turnstone.RecordChange) int { return len(c.Value) }) {
 		states := []adapter.StateChange{{ID: b.id, Values: slices.Clone(some)}, {ID: b.note}}

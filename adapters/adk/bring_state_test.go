@@ -45,6 +45,16 @@ func (s *told) Get(ctx context.Context, r *session.GetRequest) (*session.GetResp
 	return s.Service.Get(ctx, r)
 }
 
+// setState adds an event that sets state.
+func setState(t *testing.T, in session.Service, values map[string]any) {
+	t.Helper()
+	e := session.NewEvent(ctx, "i")
+	e.Actions.StateDelta = values
+	if err := in.AppendEvent(ctx, got(t, in), e); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // bare is a session without state, as the list of a service may have it.
 type bare struct {
 	session.Session
@@ -53,8 +63,8 @@ type bare struct {
 
 func (b bare) State() session.State { return b.none }
 
-// Bring brings the state of users and apps also if the list of the service has none. If the list has them, and nothing is new,
-// Bring does not read them again.
+// Bring brings the states of users and apps also from a service whose list has no state. If the list has the states, and nothing
+// is new, Bring does not read them again.
 func TestAD23_StateComesFromAServiceThatListsNone(t *testing.T) {
 	var ids []string
 	source := said(t, 0)
@@ -173,11 +183,7 @@ func TestAD23_AUserWhoIsErasedMeanwhileStaysErased(t *testing.T) {
 					if _, err := host.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
 						t.Fatal(err)
 					}
-					e := session.NewEvent(ctx, "i")
-					e.Actions.StateDelta = map[string]any{"user:more": 1}
-					if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
-						t.Fatal(err)
-					}
+					setState(t, source, map[string]any{"user:more": 1})
 				}
 				if c.sessions {
 					if err := host.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
@@ -227,11 +233,7 @@ func TestAD23_LargeValuesComeThoughTheSessionsAreGone(t *testing.T) {
 		for i := range value {
 			value[i] = byte('a' + r.IntN(26))
 		}
-		e := session.NewEvent(ctx, "i")
-		e.Actions.StateDelta = map[string]any{key: string(value)}
-		if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
-			t.Fatal(err)
-		}
+		setState(t, source, map[string]any{key: string(value)})
 	}
 	for i := range 3 {
 		set(fmt.Sprint("user:", i), 1000<<10+i)
@@ -262,11 +264,7 @@ func TestAD23_AUserWhoseStateIsErasedGetsNothing(t *testing.T) {
 		if _, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
 			t.Fatal(err)
 		}
-		e := session.NewEvent(ctx, "i")
-		e.Actions.StateDelta = map[string]any{"user:more": 1}
-		if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
-			t.Fatal(err)
-		}
+		setState(t, source, map[string]any{"user:more": 1})
 		for _, id := range ids[:part] {
 			if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil {
 				t.Fatal(err)
@@ -352,11 +350,7 @@ func TestAD23_AnOddValueIsNamedEachTime(t *testing.T) {
 	if err := s.Delete(ctx, &session.DeleteRequest{AppName: "app", UserID: "ann", SessionID: "s"}); err != nil {
 		t.Fatal(err)
 	}
-	e := session.NewEvent(ctx, "i")
-	e.Actions.StateDelta = map[string]any{"user:odd": make(chan int)}
-	if err := source.AppendEvent(ctx, got(t, source), e); err != nil {
-		t.Fatal(err)
-	}
+	setState(t, source, map[string]any{"user:odd": make(chan int)})
 	for _, dry := range []bool{true, false, false, true} {
 		if b, err := s.Bring(ctx, source, adapter.BringOptions{DryRun: dry}, "app"); err != nil || len(b.Different) != 1 {
 			t.Errorf("%+v, %v", b, err)
@@ -383,12 +377,7 @@ func TestAD23_StateOfAUserComesThoughTheSessionsAreOthers(t *testing.T) {
 	if _, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "ann", SessionID: "new", State: map[string]any{"user:name": "the host's"}}); err != nil {
 		t.Fatal(err)
 	}
-	e := session.NewEvent(ctx, "i")
-	e.Actions.StateDelta = map[string]any{"user:mail": "anna@x", "user:more": 1, "user:name": "Anna", "user:odd": make(chan int)}
-	of := got(t, source)
-	if err := source.AppendEvent(ctx, of, e); err != nil {
-		t.Fatal(err)
-	}
+	setState(t, source, map[string]any{"user:mail": "anna@x", "user:more": 1, "user:name": "Anna", "user:odd": make(chan int)})
 	for _, dry := range []bool{true, false} {
 		b := bring(adapter.BringOptions{DryRun: dry})
 		if len(b.Different) != 2 || !strings.HasPrefix(b.Different[0], `state "name" of app/ann`) || !strings.HasPrefix(b.Different[1], `state "odd" of app/ann: `) {

@@ -49,8 +49,8 @@ func (j *jobs) later(request context.Context, of *session.Session, what string, 
 // workerOf returns which goroutine does the jobs of a session.
 func workerOf(of *session.Session) int { return int(uint(of.Hash) % workers) }
 
-// add reports whether a job will be done: it is not if there are too many, or after close. Then the caller does it, and calls
-// done after it: a close that comes meanwhile waits for that.
+// add queues a job. If too many wait, or after close, it does not: then the caller does the job itself, and calls done after it.
+// A close that comes meanwhile waits for that call.
 func (j *jobs) add(worker int, job func()) (added bool, done func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
