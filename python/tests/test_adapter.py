@@ -179,3 +179,20 @@ async def test_a_change_that_may_stand_is_not_made_again(tmp_path: Path, monkeyp
         with pytest.raises(RecordConflictError):
             await adapter.States(db, "g").commit({"s": {"k": bytes(70_000)}})
         assert calls == 1
+
+
+@pytest.mark.asyncio
+async def test_a_value_that_is_expected_and_not_changed_is_checked(tmp_path: Path) -> None:
+    """The check changes nothing, whatever the size of the value. Nothing is stored if it fails."""
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as db:
+        states, values = adapter.States(db, "g"), {"large": b"x" * 200_000, "small": b"x"}
+        await states.commit({"s": dict(values)})
+        for key in values:
+            versions = await states.versions("s")
+            await states.commit({"s": {"other": key.encode()}}, expected={"s": {key: versions[key]}})
+            await states.commit({}, expected={"s": {key: versions[key]}})
+            for change in ({}, {"s": {"other": b"no"}}):
+                with pytest.raises(RecordConflictError):
+                    await states.commit(change, expected={"s": {key: "none"}})
+            assert (await states.versions("s"))[key] == versions[key]
+            assert await states.read("s") == {**values, "other": key.encode()}
