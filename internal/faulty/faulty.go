@@ -105,11 +105,12 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// refuse closes the socket for a moment if the next fault is Refused. If servers change before that, it changes them too.
-func (s *Server) refuse() {
+// refuse closes the socket for a moment if the next fault is Refused, and reports whether it does. If servers change
+// before that, it changes them too.
+func (s *Server) refuse() bool {
 	i := slices.IndexFunc(s.faults, func(f string) bool { return f != Restart && f != Other })
 	if i < 0 || s.faults[i] != Refused {
-		return
+		return false
 	}
 	for _, f := range s.faults[:i] {
 		s.move(f)
@@ -119,10 +120,12 @@ func (s *Server) refuse() {
 	time.AfterFunc(20*time.Millisecond, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !s.ended && s.listen() == nil {
-			s.refuse()
+		// Between two that are refused nobody listens either: who came then would have an answer, and be refused after it.
+		if !s.ended && !s.refuse() {
+			_ = s.listen()
 		}
 	})
+	return true
 }
 
 // move makes another server the one that answers.
