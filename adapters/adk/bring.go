@@ -206,11 +206,6 @@ func (b *bringing) once(ctx context.Context) error {
 		return err
 	}
 	was := notedIn(r)
-	if was.at != "" && !b.note.known[noteKey(b.of)] { // Another Bring has brought it.
-		if err := b.note.read(ctx); err != nil {
-			return err
-		}
-	}
 	if was.at == updated(b.of) {
 		return nil
 	}
@@ -307,7 +302,11 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 	if time.Since(is.LastUpdateTime()) < time.Minute {
 		w.at = recent
 	}
-	d, err := deltaOf(maps.Collect(is.State().All()))
+	own := maps.Collect(is.State().All())
+	maps.DeleteFunc(own, func(key string, _ any) bool { // What is shown with it comes for itself.
+		return strings.HasPrefix(key, session.KeyPrefixApp) || strings.HasPrefix(key, session.KeyPrefixUser)
+	})
+	d, err := deltaOf(own)
 	if err != nil {
 		return nil, unstorable(err)
 	}

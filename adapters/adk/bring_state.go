@@ -68,7 +68,7 @@ type proof struct {
 }
 
 // stays returns the proof that the first session of a user that is here and was brought is still here. If no session of the user
-// was brought, it is the proof of that. If hosts have deleted all that were brought, gone is true.
+// was brought, it is the proof of that for the first maxUnknown. If hosts have deleted all that were brought, gone is true.
 func (s *Sessions) stays(ctx context.Context, n sessionNotes, o *owner) (is proof, gone bool, err error) {
 	if o.prefix == session.KeyPrefixApp {
 		return is, false, nil

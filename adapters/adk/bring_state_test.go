@@ -279,6 +279,81 @@ func TestAD23_AUserWhoseStateIsErasedGetsNothing(t *testing.T) {
 	}
 }
 
+// A host erases the state and the notes of a user in any order, and Bring commits between. What was deleted first does not come
+// again.
+func TestAD23_BetweenTheErasuresOfAStateNothingIsSet(t *testing.T) {
+	parts := []string{"adk/app/ann", "adk-migration/adk%2Fapp%2Fann"}
+	for _, first := range parts {
+		source, store := said(t, 1), storetest.Memory(t)
+		if _, err := adk.NewSessions(store).Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil {
+			t.Fatal(err)
+		}
+		setState(t, source, map[string]any{"user:more": 1})
+		remove := func(id string) {
+			if err := store.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove("adk/app/ann/s")
+		to := &before{Factory: store, at: 1, act: func() { remove(first) }}
+		if b, err := adk.NewSessions(to).Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) > 0 || to.at > 0 {
+			t.Errorf("%s: %+v, %v", first, b, err)
+		}
+		if state, err := adapter.NewStates(store, "adk-state").Read(ctx, first); err != nil || len(state) > 0 {
+			t.Errorf("%s: %q, %v", first, state, err)
+		}
+	}
+}
+
+// A user may have more sessions that can't be stored than one commit can check. The state still comes.
+func TestAD23_ManySessionsThatCanNotBeStoredHideNoState(t *testing.T) {
+	source, s := said(t, 0), adk.NewSessions(storetest.Memory(t))
+	for i := range 260 {
+		state := map[string]any{"own": make(chan int)}
+		if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: fmt.Sprint(i), State: state}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: strings.Repeat("s", 600), State: map[string]any{"user:mail": "bob@x"}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) != 261 {
+		t.Fatalf("%d, %v", len(b.Different), err)
+	}
+	bob, err := s.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mail, err := bob.Session.State().Get("user:mail"); mail != "bob@x" {
+		t.Errorf("%v, %v", mail, err)
+	}
+}
+
+// A value of an app or a user that can't be stored is named, and the sessions that are shown with it come.
+func TestAD23_AnOddValueOfAnAppHidesNoSession(t *testing.T) {
+	source, s := said(t, 1), adk.NewSessions(storetest.Memory(t))
+	odd := map[string]any{"app:odd": make(chan int), "user:odd": make(chan int), "own": 1}
+	if _, err := source.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "bob", SessionID: "s", State: odd}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app")
+		if err != nil || len(b.Different) != 2 || !strings.HasPrefix(b.Different[0], `state "odd" of app/bob: `) || !strings.HasPrefix(b.Different[1], `state "odd" of app: `) {
+			t.Errorf("%+v, %v", b, err)
+		}
+	}
+	if n := got(t, s).Events().Len(); n != 1 {
+		t.Errorf("ann has %d events", n)
+	}
+	bob, err := s.Get(ctx, &session.GetRequest{AppName: "app", UserID: "bob", SessionID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, err := bob.Session.State().Get("own"); fmt.Sprint(own) != "1" {
+		t.Errorf("%v, %v", own, err)
+	}
+}
+
 // A Bring that finds what another one has brought knows that, also if a host erases the user then.
 func TestAD23_WhatAnotherBringHasBroughtIsErasedAsWell(t *testing.T) {
 	source, store := said(t, 1), storetest.Memory(t)

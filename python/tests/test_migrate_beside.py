@@ -23,7 +23,7 @@ from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions import InMemorySessionService
 
-from turnstonedb import AsyncClient, Client, ConflictError, NewNode, NotFoundError
+from turnstonedb import AsyncClient, Client, ConflictError, InvalidError, NewNode, NotFoundError
 from turnstonedb.adapter import States
 from turnstonedb.adk import TurnstoneSessions
 from turnstonedb.migrate import adk, agents
@@ -101,27 +101,30 @@ async def test_the_state_of_adk_that_comes_is_as_new_as_the_events(tmp_path: Pat
 
 @pytest.mark.asyncio
 async def test_an_older_copy_of_adk_takes_no_event_and_no_note_back(tmp_path: Path) -> None:
+    """The states of the user and of the app, of which nobody knows how old they are, are those of the copy."""
     source = Counting()  # type: ignore[no-untyped-call]
     await source.count(5)
     older = copy.deepcopy(source)
     await source.count(5)
     async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
-        for of in (source, older, source):
+        for of, shared in ((source, 10), (older, 5), (source, 10)):
             assert (await adk(of, client, ["a"])).different == []
-            assert (await has(client))[:3] == [10, 10, 10]
+            assert await has(client) == [10, 10, 10, shared, shared]
 
 
 @pytest.mark.asyncio
 async def test_a_session_of_adk_that_can_not_be_stored_hides_no_state_and_brings_none_back(tmp_path: Path) -> None:
     source = InMemorySessionService()  # type: ignore[no-untyped-call]
-    for user, id in itertools.product(("first", "u"), ("odd", "s")):
+    names = ("odd", "n" * 600, "\ud800")
+    for user, id in itertools.product(("first", "u"), (*names, "s")):
         odd = {"odd": object()} if id == "odd" else {}
         await source.create_session(app_name="a", user_id=user, session_id=id, state={**odd, "app:n": 1, "user:n": user})
     async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
 
         async def listed() -> list[Any]:
             report = await adk(source, client, ["a"])
-            assert (report.found, [d[:22] for d in report.different]) == (4, ["session 'a/first/odd':", "session 'a/u/odd': Una"])
+            assert report.found == 8
+            assert [d[:12] for d in report.different] == ["session 'a/f"] * 3 + ["session 'a/u"] * 3
             sessions = (await TurnstoneSessions(client).list_sessions(app_name="a")).sessions
             return sorted((s.user_id, s.id, s.state) for s in sessions)
 
@@ -232,6 +235,52 @@ async def test_a_user_of_adk_whose_state_is_erased_gets_nothing(tmp_path: Path, 
             await client.delete(id)
         assert (await adk(source, client, ["a"])).different == []
         assert not await States(client, "adk-state").read("adk/a/ann")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("first", ["adk/a/ann", "adk-migration/adk%2Fa%2Fann"])
+async def test_between_the_erasures_of_a_state_of_adk_nothing_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """A host erases the state and the notes of a user in any order, and a migration commits between."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    session = await source.create_session(app_name="a", user_id="ann", session_id="s", state={"user:mail": "ann@x"})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        await adk(source, client, ["a"])
+        await source.append_event(session, Event(author="user", actions=EventActions(state_delta={"user:more": 1})))
+        await client.delete("adk/a/ann/s")
+        commit_all, calls = client.commit_all, itertools.count()
+
+        async def commit(*commits: Any) -> Any:
+            if next(calls) == 0:
+                await client.delete(first)
+            return await commit_all(*commits)
+
+        monkeypatch.setattr(client, "commit_all", commit)
+        assert (await adk(source, client, ["a"])).different == []
+        assert next(calls) > 0 and not await States(client, "adk-state").read(first)
+
+
+@pytest.mark.asyncio
+async def test_many_sessions_of_adk_that_can_not_be_stored_hide_no_state(tmp_path: Path) -> None:
+    """A user may have more of them than one commit can check."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    for i in range(260):
+        await source.create_session(app_name="a", user_id="u", session_id=str(i), state={"odd": object(), "user:n": 1})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        assert len((await adk(source, client, ["a"])).different) == 260
+        assert await States(client, "adk-state").read("adk/a/u") == {"n": b"1"}
+
+
+@pytest.mark.asyncio
+async def test_an_odd_value_of_an_app_of_adk_hides_no_session(tmp_path: Path) -> None:
+    """It is named, and the sessions that are shown with it come."""
+    source = InMemorySessionService()  # type: ignore[no-untyped-call]
+    await source.create_session(app_name="a", user_id="ann", session_id="s", state={"own": 1})
+    await source.create_session(app_name="a", user_id="bob", session_id="s", state={"own": 2, "user:odd": object(), "app:odd": float("nan")})
+    async with await AsyncClient.open(tmp_path / "s", idle=2) as client:
+        for _ in range(2):
+            assert [d[:21] for d in (await adk(source, client, ["a"])).different] == ["state 'odd' of 'a/bob", "state 'odd' of 'a' JS"]
+            listed = (await TurnstoneSessions(client).list_sessions(app_name="a")).sessions
+            assert sorted((s.user_id, s.state["own"]) for s in listed) == [("ann", 1), ("bob", 2)]
 
 
 @pytest.mark.asyncio
@@ -367,6 +416,22 @@ def pop(client: Client) -> None:
 
 def items(client: Client) -> list[str]:
     return [json.loads(n.payload)["content"] for n in client.session("s").load().nodes]
+
+
+def test_what_was_brought_of_agents_before_an_item_is_refused_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(tmp_path / "db", *map(str, range(250)))
+    with Client.open(tmp_path / "s", idle=2) as client, closing(sqlite3.connect(tmp_path / "db")) as source:
+        commit_all, calls = client.commit_all, itertools.count()
+
+        def commit(*commits: Any) -> Any:
+            if next(calls) == 1:
+                raise InvalidError("refused")
+            return commit_all(*commits)
+
+        monkeypatch.setattr(client, "commit_all", commit)
+        report = agents(source, client)
+        assert len(report.different) == 1 and report.different[0].endswith(": refused")
+        assert report.found == 1 and report.unchanged == 0 and 0 < report.brought == len(items(client)) < 250
 
 
 @pytest.mark.parametrize("when", ["the note is read", "the items are read", "an older copy", "a host has them"])

@@ -97,6 +97,8 @@ class _Bringing:
 
     async def _once(self) -> str:
         """Does this, or raises an error if somebody else changes the session meanwhile."""
+        from google.adk.sessions import State
+
         from ..adk import _LATE, _ROOT, _SKEW, _STATE, _deltas, _kind, _object, event_of
 
         app, user, name = self.listed.app_name, self.listed.user_id, self.listed.id
@@ -111,8 +113,6 @@ class _Bringing:
                 raise
             handle = None
         was = _Noted.of(r)
-        if was.at and self.listed not in self.there:  # Another migration has brought it.
-            await self.there.read()
         if was.at == repr(self.listed.last_update_time):
             return ""
         if self.listed in self.there and not was.at:
@@ -127,7 +127,9 @@ class _Bringing:
         want = [_text(e) for e in whole.events]
         if len(has) < was.events or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
             return f"session {shown}: its events are others"
-        new, own = whole.events[len(has) :], _object(_deltas(whole.state)[2])
+        new = whole.events[len(has) :]
+        shown_with_it = (State.APP_PREFIX, State.USER_PREFIX)  # These states come for themselves.
+        own = _object(_deltas({k: v for k, v in whole.state.items() if not k.startswith(shown_with_it)})[2])
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
         now = _Noted(was.hosts or (handle is not None and not was.at), _BEGUN, was.events)
         goes_on = len(has) > len(want) or now.hosts  # A host has made it, or has gone on: the state is what the host has made of it.

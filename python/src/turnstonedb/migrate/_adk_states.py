@@ -17,7 +17,8 @@ from ._report import NOTE
 if TYPE_CHECKING:
     from google.adk.sessions import BaseSessionService, Session
 
-_BROUGHT = "adk-migration"  # what was brought of the states of users and apps: a hash of each value
+_BROUGHT = "adk-migration"  # begins the ids of states: which sessions of an app were brought, and of the state of an owner a hash of each value
+_MAX_UNKNOWN = 200  # how many sessions of a user a proof has: a commit has at most 256 records
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Owner:
 
     async def stays(self, client: AsyncClient, there: Brought) -> tuple[_Proof, bool]:
         """Returns the proof that the first session of a user that is here and was brought is still here. If no session of the user was brought, it is the proof of
-        that. Returns as well whether hosts have deleted all that were brought."""
+        that for the first _MAX_UNKNOWN. Returns as well whether hosts have deleted all that were brought."""
         from ..adk import _ROOT
 
         proof = _Proof()
@@ -63,7 +64,7 @@ class Owner:
             try:
                 handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
                 r = await handle.record(NOTE)
-            except InvalidError:
+            except (ValueError, InvalidError):
                 continue  # A name that is refused is not here.
             except NotFoundError as e:
                 if not adapter.gone(e):
@@ -74,7 +75,7 @@ class Owner:
                 return proof, False
         if any(s in there for s in self.sessions):
             return proof, True
-        proof.states[there.id] = {there.key(s): "none" for s in self.sessions[:200]}  # A commit has at most 256 records.
+        proof.states[there.id] = {there.key(s): "none" for s in self.sessions[:_MAX_UNKNOWN]}
         return proof, False
 
 
@@ -117,7 +118,7 @@ class Brought:
         return self.key(s) in self._known
 
     def key(self, s: Session) -> str:
-        return digest(adapter.join("", s.user_id, s.id).encode()).decode()  # It names no user who is erased.
+        return digest(adapter.join("", s.user_id, s.id).encode("utf-8", "surrogatepass")).decode()  # It names no user who is erased.
 
     async def add(self, s: Session, commit: Any) -> Result:
         """Makes a commit to a session, and notes the session with the same commit."""

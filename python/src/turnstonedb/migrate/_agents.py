@@ -26,35 +26,30 @@ def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Call
 
     report = Report()
     for (id,) in source.execute("SELECT session_id FROM agent_sessions ORDER BY session_id").fetchall():
+        brought = list[int]()
         try:
             items = [json.loads(data) for (data,) in source.execute(items_of, (id,)).fetchall()]
-            report.add(**_session(client, id, items, dry_run))
+            different = _session(client, id, items, dry_run, brought)
         except (ValueError, InvalidError) as e:  # an item that is damaged, or what the store refuses
-            report.add(different=f"session {adapter.cut(repr(id), 200)}: {e}")
+            different = f"session {adapter.cut(repr(id), 200)}: {e}"
+        report.add(unchanged=not sum(brought) and not different, brought=sum(brought), different=different)
         if progress:
             progress(report)
     return report
 
 
-def _session(client: Client, id: str, items: list[Any], dry_run: bool) -> dict[str, Any]:
-    """Brings the items of a session that are not there. Returns what the report says of it."""
-    brought = 0
-
-    def count(some: int) -> None:
-        nonlocal brought
-        brought += some
-
+def _session(client: Client, id: str, items: list[Any], dry_run: bool, brought: list[int]) -> str:
+    """Brings the items of a session that are not there. Returns what differs, and adds to brought how many a commit has brought."""
     while True:
         try:
-            different = _once(client, id, items, dry_run, count)
-            return {"unchanged": not brought and not different, "brought": brought, "different": different}
+            return _once(client, id, items, dry_run, brought)
         except (ConflictError, RecordConflictError, NotFoundError) as e:  # Somebody else has added items, or removed some, or deleted it.
             if e.outcome_unknown or (isinstance(e, NotFoundError) and not adapter.gone(e)):
                 raise
 
 
-def _once(client: Client, id: str, items: list[Any], dry_run: bool, count: Callable[[int], None]) -> str:
-    """Does this, or raises an error if somebody else changes the session or its note meanwhile. Returns what differs, and counts what it brings."""
+def _once(client: Client, id: str, items: list[Any], dry_run: bool, brought: list[int]) -> str:
+    """Does this, or raises an error if somebody else changes the session or its note meanwhile."""
     from ..agents import _kind
 
     key = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
@@ -75,13 +70,13 @@ def _once(client: Client, id: str, items: list[Any], dry_run: bool, count: Calla
     if has[: len(items)] != items[: len(has)] or len(has) < had:
         return others
     if dry_run:
-        count(len(new))
+        brought.append(len(new))
         return ""
     if note and had >= len(items):
         return ""
     side, _ = client.create(_BROUGHT, retention="all")
 
-    def brought(n: int) -> RecordChange:
+    def noted(n: int) -> RecordChange:
         return RecordChange.set(key, str(max(had, n)).encode(), note.version if note else "none")  # The number never falls.
 
     nodes, there = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in new], len(has)
@@ -89,12 +84,12 @@ def _once(client: Client, id: str, items: list[Any], dry_run: bool, count: Calla
         there += len(some)
         commit = Commit(revision, some, secrets.token_hex(16))
         turn = handle.turn(commit) if handle else client.first_turn(id, commit)
-        revision = client.commit_all(turn, side.turn(Commit(0, records=[brought(there)]), records_only=True))[0].revision
-        count(len(some))
+        revision = client.commit_all(turn, side.turn(Commit(0, records=[noted(there)]), records_only=True))[0].revision
+        brought.append(len(some))
         handle, note, had = handle or client.session(id), side.record(key), there
     assert handle is not None
     if not nodes:
-        side.change_records(brought(len(items)))
+        side.change_records(noted(len(items)))
     return "" if [json.loads(n.payload) for n in handle.load().nodes][: len(items)] == items else others
 
 
