@@ -303,7 +303,7 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 		w.at = recent
 	}
 	own := maps.Collect(is.State().All())
-	maps.DeleteFunc(own, func(key string, _ any) bool { // What is shown with it comes for itself.
+	maps.DeleteFunc(own, func(key string, _ any) bool { // bringState brings them.
 		return strings.HasPrefix(key, session.KeyPrefixApp) || strings.HasPrefix(key, session.KeyPrefixUser)
 	})
 	d, err := deltaOf(own)

@@ -58,7 +58,7 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 	return nil, nil, nil
 }
 
-// maxUnknown is how many sessions of a user a proof has. A commit has at most 256 records.
+// maxUnknown is of how many sessions of a user a proof says that they were not brought, at most: a commit has 256 records.
 const maxUnknown = 200
 
 // A proof is what has to be so when a state is set: else nothing is stored. It shows that no host has erased the user meanwhile.
@@ -68,7 +68,7 @@ type proof struct {
 }
 
 // stays returns the proof that the first session of a user that is here and was brought is still here. If no session of the user
-// was brought, it is the proof of that for the first maxUnknown. If hosts have deleted all that were brought, gone is true.
+// was brought, it is the proof that none of the first maxUnknown was. If hosts have deleted all that were brought, gone is true.
 func (s *Sessions) stays(ctx context.Context, n sessionNotes, o *owner) (is proof, gone bool, err error) {
 	if o.prefix == session.KeyPrefixApp {
 		return is, false, nil

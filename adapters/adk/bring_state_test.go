@@ -329,7 +329,8 @@ func TestAD23_ManySessionsThatCanNotBeStoredHideNoState(t *testing.T) {
 	}
 }
 
-// A value of an app or a user that can't be stored is named, and the sessions that are shown with it come.
+// A value of an app or a user that can't be stored is named, and the sessions that are shown with it come, but for one whose
+// event has it.
 func TestAD23_AnOddValueOfAnAppHidesNoSession(t *testing.T) {
 	source, s := said(t, 1), adk.NewSessions(storetest.Memory(t))
 	odd := map[string]any{"app:odd": make(chan int), "user:odd": make(chan int), "own": 1}

@@ -120,9 +120,11 @@ func (s *Server) refuse() bool {
 	time.AfterFunc(20*time.Millisecond, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		// Between two that are refused nobody listens either: who came then would have an answer, and be refused after it.
-		if !s.ended && !s.refuse() {
-			_ = s.listen()
+		if s.ended || s.refuse() { // Between two that are refused nobody listens, not even for a moment.
+			return
+		}
+		if err := s.listen(); err != nil {
+			panic(err)
 		}
 	})
 	return true

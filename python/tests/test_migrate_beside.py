@@ -124,7 +124,7 @@ async def test_a_session_of_adk_that_can_not_be_stored_hides_no_state_and_brings
         async def listed() -> list[Any]:
             report = await adk(source, client, ["a"])
             assert report.found == 8
-            assert [d[:12] for d in report.different] == ["session 'a/f"] * 3 + ["session 'a/u"] * 3
+            assert [d.split("/")[2][:2] for d in report.different][:2] == ["od", "nn"] and len(report.different) == 6
             sessions = (await TurnstoneSessions(client).list_sessions(app_name="a")).sessions
             return sorted((s.user_id, s.id, s.state) for s in sessions)
 

@@ -128,7 +128,7 @@ class _Bringing:
         if len(has) < was.events or has[: len(want)] != want[: len(has)]:  # A host has gone back, or on.
             return f"session {shown}: its events are others"
         new = whole.events[len(has) :]
-        shown_with_it = (State.APP_PREFIX, State.USER_PREFIX)  # These states come for themselves.
+        shown_with_it = (State.APP_PREFIX, State.USER_PREFIX)  # bring_state brings them.
         own = _object(_deltas({k: v for k, v in whole.state.items() if not k.startswith(shown_with_it)})[2])
         late = {_LATE: b""} if any(e.timestamp > time.time() + _SKEW / 2 for e in whole.events) else {}
         now = _Noted(was.hosts or (handle is not None and not was.at), _BEGUN, was.events)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from google.adk.sessions import BaseSessionService, Session
 
 _BROUGHT = "adk-migration"  # begins the ids of states: which sessions of an app were brought, and of the state of an owner a hash of each value
-_MAX_UNKNOWN = 200  # how many sessions of a user a proof has: a commit has at most 256 records
+_MAX_UNKNOWN = 200  # of how many sessions of a user a proof says that they were not brought, at most: a commit has 256 records
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Owner:
         return {}
 
     async def stays(self, client: AsyncClient, there: Brought) -> tuple[_Proof, bool]:
-        """Returns the proof that the first session of a user that is here and was brought is still here. If no session of the user was brought, it is the proof of
-        that for the first _MAX_UNKNOWN. Returns as well whether hosts have deleted all that were brought."""
+        """Returns the proof that the first session of a user that is here and was brought is still here. If no session of the user was brought, it is the proof that
+        none of the first _MAX_UNKNOWN was. Returns as well whether hosts have deleted all that were brought."""
         from ..adk import _ROOT
 
         proof = _Proof()
@@ -64,7 +64,7 @@ class Owner:
             try:
                 handle = await client.session(adapter.join(_ROOT, s.app_name, s.user_id, s.id))
                 r = await handle.record(NOTE)
-            except (ValueError, InvalidError):
+            except (UnicodeEncodeError, InvalidError):
                 continue  # A name that is refused is not here.
             except NotFoundError as e:
                 if not adapter.gone(e):

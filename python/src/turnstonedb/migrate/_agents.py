@@ -39,7 +39,7 @@ def agents(source: Any, client: Client, *, dry_run: bool = False, progress: Call
 
 
 def _session(client: Client, id: str, items: list[Any], dry_run: bool, brought: list[int]) -> str:
-    """Brings the items of a session that are not there. Returns what differs, and adds to brought how many a commit has brought."""
+    """Brings the items of a session that are not there. Returns what differs, and adds to brought how many a commit has brought, or in a dry run would bring."""
     while True:
         try:
             return _once(client, id, items, dry_run, brought)
@@ -49,7 +49,7 @@ def _session(client: Client, id: str, items: list[Any], dry_run: bool, brought: 
 
 
 def _once(client: Client, id: str, items: list[Any], dry_run: bool, brought: list[int]) -> str:
-    """Does this, or raises an error if somebody else changes the session or its note meanwhile."""
+    """Does this, or raises an error if somebody else changes the session or its note meanwhile. Returns what differs."""
     from ..agents import _kind
 
     key = "brought/" + adapter.short(quote(id, safe="", errors="surrogatepass"), 400)
