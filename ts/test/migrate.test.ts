@@ -234,7 +234,7 @@ test("a migration that is killed goes on, and the source is only read", async ()
 	const r = random(7);
 	let killed = 0;
 	for (let n = 0; n < 6; n++) {
-		const enough = (await size()) + 1 + r(8);
+		const enough = (await size()) + 1 + r(3); // of 40
 		const stop = new AbortController();
 		const until = new Promise<void>((done) => {
 			const look = async () => ((await size()) >= enough ? done() : stop.signal.aborted || setTimeout(look, 5));
