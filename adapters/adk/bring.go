@@ -103,7 +103,7 @@ func current(ctx context.Context, from session.Service, of session.Session, even
 	return nil, fmt.Errorf("the other service: %w", elsewhere{err})
 }
 
-// sessionNotes is the state with a value for each session of an app that Bring has brought.
+// sessionNotes are the notes of an app: a state that has a value for each session that Bring has brought.
 type sessionNotes struct {
 	states *adapter.States
 	id     string
@@ -185,8 +185,8 @@ type bringing struct {
 	changed bool // something here
 }
 
-// bring brings a session. It leaves away one that was brought before and that a host has deleted since. It reads the session here
-// first, then the other service, and stores only if the session here has not changed meanwhile. So it replaces nothing newer.
+// bring brings a session, but not one that was brought before and that a host has deleted since. It reads the session here first,
+// then the other service, and stores only if the session here has not changed meanwhile. So it replaces nothing newer.
 func (b *bringing) bring(ctx context.Context) error {
 	for {
 		err := b.once(ctx)
@@ -323,7 +323,7 @@ func (b *bringing) wanted(ctx context.Context) (*whole, error) {
 	return w, nil
 }
 
-// updated returns the time when the source has updated a session last, as the record of broughtKey has it.
+// updated returns the time of the last update of a session in the source, as it is noted: see noted.at.
 func updated(of session.Session) string { return of.LastUpdateTime().UTC().Format(time.RFC3339Nano) }
 
 // record returns the record of broughtKey, or the zero record if there is none.

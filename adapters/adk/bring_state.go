@@ -58,10 +58,10 @@ func (o *owner) now(ctx context.Context, from session.Service) (values state, od
 	return nil, nil, nil
 }
 
-// maxUnknown is of how many sessions of a user a proof says that they were not brought, at most: a commit has 256 records.
+// maxUnknown is the most sessions of a user that a proof names as not brought. A commit has at most 256 records.
 const maxUnknown = 200
 
-// A proof is what has to be so when a state is set: else nothing is stored. It shows that no host has erased the user meanwhile.
+// A proof shows that no host has erased a user meanwhile. It holds when a state is set, or nothing is stored.
 type proof struct {
 	sessions []turnstone.SessionCommit
 	states   []adapter.StateChange
@@ -105,7 +105,7 @@ func (s *Sessions) stays(ctx context.Context, n sessionNotes, o *owner) (is proo
 	return is, gone, nil
 }
 
-// standing is what is here of a state that Bring brings.
+// standing is what is here of a state, and what was brought of it.
 type standing struct {
 	id, note        string                             // of the state, and of the state with a hash of each value that was brought
 	values, brought map[string][]byte                  // of both

@@ -353,6 +353,10 @@ func TestAD23_AnOddValueOfAnAppHidesNoSession(t *testing.T) {
 	if own, err := bob.Session.State().Get("own"); fmt.Sprint(own) != "1" {
 		t.Errorf("%v, %v", own, err)
 	}
+	setState(t, source, odd)
+	if b, err := s.Bring(ctx, source, adapter.BringOptions{}, "app"); err != nil || len(b.Different) != 4 || !strings.HasPrefix(b.Different[0], `session "s" of user "ann": `) {
+		t.Errorf("%+v, %v", b, err)
+	}
 }
 
 // A Bring that finds what another one has brought knows that, also if a host erases the user then.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from google.adk.sessions import BaseSessionService, Session
 
 _BROUGHT = "adk-migration"  # begins the ids of states: which sessions of an app were brought, and of the state of an owner a hash of each value
-_MAX_UNKNOWN = 200  # of how many sessions of a user a proof says that they were not brought, at most: a commit has 256 records
+_MAX_UNKNOWN = 200  # the most sessions of a user that a proof names as not brought: a commit has at most 256 records
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Owner:
 
 @dataclass
 class _Proof:
-    """What has to be so when a state is set: else nothing is stored."""
+    """It shows that no host has erased a user meanwhile. It holds when a state is set, or nothing is stored."""
 
     sessions: list[Any] = field(default_factory=list)  # commits that only check
     states: dict[str, dict[str, str]] = field(default_factory=dict)  # versions of values, by the ids of the states
